@@ -1,0 +1,1 @@
+"""kvpool: a disaggregated, distributed KV cache service for LLM inference."""

@@ -1,0 +1,128 @@
+"""What a router asks of a worker, and what the worker answers, as plain values.
+
+A request lives in two phases. A prefill worker makes the prompt's KV blocks present in the pool and yields the first
+token (`PrefillRequest` -> `FirstToken`, then `Published`). A decode worker pulls the blocks and yields the rest
+(`DecodeRequest` -> `Started`, `TokenOut`..., `Finished`). A decode worker can always stand in for a dead prefill worker or
+a lost pool: whatever it can't pull it computes.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from kvpool.request.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSources:
+    """Where the KV of a prompt came from, in tokens: `resident + pool + computed == prompt tokens`."""
+
+    resident: int = 0
+    pool: int = 0
+    computed: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose KV was not computed for this request."""
+        return self.resident + self.pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Where the time of one phase went, in nanoseconds."""
+
+    queue_ns: int = 0
+    load_ns: int = 0
+    compute_ns: int = 0
+    sample_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRequest:
+    """Compute what the pool lacks of `prompt` (at least one token id) and sample the first token."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """The prompt's KV is complete in the worker and the first token is known."""
+
+    token: int
+    sources: TokenSources
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The pool now holds the first `tokens` tokens of the prompt (the partial tail block included)."""
+
+    tokens: int
+    blocks_written: int
+
+
+PrefillEvent = FirstToken | Published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRequest:
+    """Continue `prompt + generated` up to `max_tokens` generated tokens in all (those in `generated` count).
+
+    Events carry only tokens after `generated`. Stops after a token of `stop_tokens` (which is emitted).
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...] = ()
+    max_tokens: int
+    stop_tokens: tuple[int, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The KV of `prompt + generated[:-1]` is complete in the decode worker."""
+
+    sources: TokenSources
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOut:
+    """One more token."""
+
+    token: int
+
+
+class FinishReason(enum.StrEnum):
+    """Why a decode ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The last event of a decode."""
+
+    reason: FinishReason
+
+
+DecodeEvent = Started | TokenOut | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """What a worker says about itself."""
+
+    role: str
+    model: str
+    active_requests: int
+    queued_requests: int
+    finished_requests: int
+    failed_requests: int
+    prefill_tokens_per_s: float
+    resident_tokens: int
+    reaches: dict[str, str]
+    """Reach in use per pool node: node id -> `shm`, `ucx` or `grpc`."""
