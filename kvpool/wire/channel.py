@@ -1,0 +1,24 @@
+"""Options common to all our gRPC channels and servers."""
+
+from kvpool.units import MIB
+
+MESSAGE_BYTES = 32 * MIB
+"""Largest control message; data travels in chunks of `CHUNK_BYTES`."""
+
+CHUNK_BYTES = MIB
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    # A dead peer is noticed by pings even when no call is in flight; a reconnect is tried quickly after a restart.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (*OPTIONS, ("grpc.so_reuseport", 0))

@@ -1,0 +1,85 @@
+"""The only place where generated protobuf meets plain values (with its twin for worker messages, `convert_work.py`)."""
+
+from collections.abc import Sequence
+
+from kvpool.request.pool import Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
+from kvpool.wire.gen import pool_pb2 as pb
+
+
+def description_to_pb(value: NodeDescription) -> pb.DescribeResponse:
+    """Spell a node's description."""
+    message = pb.DescribeResponse(
+        node_id=value.node_id,
+        incarnation=value.incarnation,
+        capacity_bytes=value.capacity_bytes,
+        free_bytes=value.free_bytes,
+        used_bytes=value.used_bytes,
+        pinned_bytes=value.pinned_bytes,
+        blocks=value.blocks,
+        read_leases=value.read_leases,
+        write_leases=value.write_leases,
+        counters=value.counters,
+        grpc_data=value.grpc_data,
+    )
+    if value.shm is not None:
+        message.shm.CopyFrom(pb.ShmOffer(path=value.shm.path, boot_id=value.shm.boot_id))
+    if value.ucx is not None:
+        ucx = value.ucx
+        message.ucx.CopyFrom(
+            pb.UcxOffer(worker_address=ucx.worker_address, rkey=ucx.rkey, base_address=ucx.base_address, length=ucx.length)
+        )
+    return message
+
+
+def description_from_pb(message: pb.DescribeResponse) -> NodeDescription:
+    """Read a node's description."""
+    shm = ShmOffer(path=message.shm.path, boot_id=message.shm.boot_id) if message.HasField("shm") else None
+    ucx = None
+    if message.HasField("ucx"):
+        offer = message.ucx
+        ucx = UcxOffer(worker_address=offer.worker_address, rkey=offer.rkey, base_address=offer.base_address, length=offer.length)
+    return NodeDescription(
+        node_id=message.node_id,
+        incarnation=message.incarnation,
+        capacity_bytes=message.capacity_bytes,
+        free_bytes=message.free_bytes,
+        used_bytes=message.used_bytes,
+        pinned_bytes=message.pinned_bytes,
+        blocks=message.blocks,
+        read_leases=message.read_leases,
+        write_leases=message.write_leases,
+        counters=dict(message.counters),
+        shm=shm,
+        ucx=ucx,
+        grpc_data=message.grpc_data,
+    )
+
+
+def reservations_to_pb(blocks: Sequence[Reservation]) -> list[pb.Reservation]:
+    """Spell reservations."""
+    return [pb.Reservation(key=k, parent=p, depth=d, length=n, ttl_ms=t) for k, p, d, n, t in blocks]
+
+
+def reservations_from_pb(messages: Sequence[pb.Reservation]) -> list[Reservation]:
+    """Read reservations."""
+    return [(m.key, m.parent, m.depth, m.length, m.ttl_ms) for m in messages]
+
+
+def grants_to_pb(grants: Sequence[Grant]) -> list[pb.Grant]:
+    """Spell grants."""
+    return [pb.Grant(outcome=pb.Grant.Outcome.Name(outcome), offset=offset) for outcome, offset in grants]
+
+
+def grants_from_pb(messages: Sequence[pb.Grant]) -> list[Grant]:
+    """Read grants; an outcome we don't know raises ValueError, which the caller reports as a protocol error."""
+    return [(Outcome(m.outcome), m.offset) for m in messages]
+
+
+def places_to_pb(places: Sequence[Place | None]) -> list[pb.Found]:
+    """Spell the answers of an acquire."""
+    return [pb.Found() if p is None else pb.Found(hit=True, offset=p[0], length=p[1]) for p in places]
+
+
+def places_from_pb(messages: Sequence[pb.Found]) -> list[Place | None]:
+    """Read the answers of an acquire."""
+    return [(m.offset, m.length) if m.hit else None for m in messages]

@@ -1,0 +1,151 @@
+"""Worker messages: generated protobuf <-> plain values of `kvpool.request`."""
+
+from kvpool.errors import ProtocolError
+from kvpool.request import (
+    DecodeEvent,
+    DecodeRequest,
+    Finished,
+    FinishReason,
+    FirstToken,
+    PrefillEvent,
+    PrefillRequest,
+    Published,
+    Sampling,
+    StageTimes,
+    Started,
+    TokenOut,
+    TokenSources,
+    WorkerStatus,
+)
+from kvpool.wire.gen import worker_pb2 as pb
+
+_REASONS = {FinishReason.STOP: pb.STOP, FinishReason.LENGTH: pb.LENGTH}
+_REASONS_BACK = {pb.STOP: FinishReason.STOP, pb.LENGTH: FinishReason.LENGTH}
+
+
+def _sampling_to_pb(value: Sampling) -> pb.Sampling:
+    return pb.Sampling(temperature=value.temperature, top_p=value.top_p, top_k=value.top_k, seed=value.seed)
+
+
+def _sampling_from_pb(message: pb.Sampling) -> Sampling:
+    return Sampling(temperature=message.temperature, top_p=message.top_p, top_k=message.top_k, seed=message.seed)
+
+
+def _sources_to_pb(value: TokenSources) -> pb.TokenSources:
+    return pb.TokenSources(resident=value.resident, pool=value.pool, computed=value.computed)
+
+
+def _sources_from_pb(message: pb.TokenSources) -> TokenSources:
+    return TokenSources(resident=message.resident, pool=message.pool, computed=message.computed)
+
+
+def _times_to_pb(value: StageTimes) -> pb.StageTimes:
+    return pb.StageTimes(queue_ns=value.queue_ns, load_ns=value.load_ns, compute_ns=value.compute_ns, sample_ns=value.sample_ns)
+
+
+def _times_from_pb(message: pb.StageTimes) -> StageTimes:
+    return StageTimes(queue_ns=message.queue_ns, load_ns=message.load_ns, compute_ns=message.compute_ns, sample_ns=message.sample_ns)
+
+
+def prefill_to_pb(value: PrefillRequest) -> pb.PrefillRequest:
+    """Spell a prefill request."""
+    return pb.PrefillRequest(request_id=value.request_id, prompt=value.prompt, sampling=_sampling_to_pb(value.sampling))
+
+
+def prefill_from_pb(message: pb.PrefillRequest) -> PrefillRequest:
+    """Read a prefill request; `ConfigError` for sampling values out of range."""
+    return PrefillRequest(request_id=message.request_id, prompt=tuple(message.prompt), sampling=_sampling_from_pb(message.sampling))
+
+
+def prefill_event_to_pb(value: PrefillEvent) -> pb.PrefillEvent:
+    """Spell a prefill event."""
+    if isinstance(value, FirstToken):
+        first = pb.FirstToken(token=value.token, sources=_sources_to_pb(value.sources), times=_times_to_pb(value.times))
+        return pb.PrefillEvent(first_token=first)
+    return pb.PrefillEvent(published=pb.Published(tokens=value.tokens, blocks_written=value.blocks_written))
+
+
+def prefill_event_from_pb(message: pb.PrefillEvent) -> PrefillEvent:
+    """Read a prefill event; `ProtocolError` for one we don't know."""
+    kind = message.WhichOneof("event")
+    if kind == "first_token":
+        first = message.first_token
+        return FirstToken(token=first.token, sources=_sources_from_pb(first.sources), times=_times_from_pb(first.times))
+    if kind == "published":
+        return Published(tokens=message.published.tokens, blocks_written=message.published.blocks_written)
+    raise ProtocolError(f"unknown prefill event {kind!r}; is the worker newer than this router?")
+
+
+def decode_to_pb(value: DecodeRequest) -> pb.DecodeRequest:
+    """Spell a decode request."""
+    return pb.DecodeRequest(
+        request_id=value.request_id,
+        prompt=value.prompt,
+        generated=value.generated,
+        max_tokens=value.max_tokens,
+        stop_tokens=value.stop_tokens,
+        sampling=_sampling_to_pb(value.sampling),
+    )
+
+
+def decode_from_pb(message: pb.DecodeRequest) -> DecodeRequest:
+    """Read a decode request; `ConfigError` for sampling values out of range."""
+    return DecodeRequest(
+        request_id=message.request_id,
+        prompt=tuple(message.prompt),
+        generated=tuple(message.generated),
+        max_tokens=message.max_tokens,
+        stop_tokens=tuple(message.stop_tokens),
+        sampling=_sampling_from_pb(message.sampling),
+    )
+
+
+def decode_event_to_pb(value: DecodeEvent) -> pb.DecodeEvent:
+    """Spell a decode event."""
+    if isinstance(value, TokenOut):
+        return pb.DecodeEvent(token=value.token)
+    if isinstance(value, Started):
+        return pb.DecodeEvent(started=pb.Started(sources=_sources_to_pb(value.sources), times=_times_to_pb(value.times)))
+    return pb.DecodeEvent(finished=_REASONS[value.reason])
+
+
+def decode_event_from_pb(message: pb.DecodeEvent) -> DecodeEvent:
+    """Read a decode event; `ProtocolError` for one we don't know."""
+    kind = message.WhichOneof("event")
+    if kind == "token":
+        return TokenOut(token=message.token)
+    if kind == "started":
+        return Started(sources=_sources_from_pb(message.started.sources), times=_times_from_pb(message.started.times))
+    if kind == "finished" and message.finished in _REASONS_BACK:
+        return Finished(reason=_REASONS_BACK[message.finished])
+    raise ProtocolError(f"unknown decode event {kind!r}; is the worker newer than this router?")
+
+
+def status_to_pb(value: WorkerStatus) -> pb.WorkerStatus:
+    """Spell a worker's status."""
+    return pb.WorkerStatus(
+        role=value.role,
+        model=value.model,
+        active_requests=value.active_requests,
+        queued_requests=value.queued_requests,
+        finished_requests=value.finished_requests,
+        failed_requests=value.failed_requests,
+        prefill_tokens_per_s=value.prefill_tokens_per_s,
+        resident_tokens=value.resident_tokens,
+        reaches=value.reaches,
+    )
+
+
+def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
+    """Read a worker's status."""
+    return WorkerStatus(
+        role=message.role,
+        model=message.model,
+        active_requests=message.active_requests,
+        queued_requests=message.queued_requests,
+        finished_requests=message.finished_requests,
+        failed_requests=message.failed_requests,
+        prefill_tokens_per_s=message.prefill_tokens_per_s,
+        resident_tokens=message.resident_tokens,
+        reaches=dict(message.reaches),
+    )

@@ -1,0 +1,84 @@
+"""A client's end of a pool node's control plane: plain values in and out, kvpool errors only."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvpool.errors import ProtocolError
+from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
+from kvpool.wire import convert
+from kvpool.wire.channel import OPTIONS
+from kvpool.wire.gen import pool_pb2 as pb
+from kvpool.wire.gen import pool_pb2_grpc as rpc
+from kvpool.wire.status import error_of
+
+
+class PoolRpc:
+    """The control connection to one node at `address` (host:port), for use on one event loop.
+
+    Every call takes its time limit in seconds. Errors: `ConfigError`, `UnavailableError`, `DeadlineError`, `ProtocolError`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._stub: Any = rpc.PoolStub(self._channel)
+
+    async def describe(self, timeout_s: float) -> NodeDescription:
+        """Who the node is, its books and how its bytes can be reached."""
+        return convert.description_from_pb(await self._call(self._stub.Describe, pb.DescribeRequest(), timeout_s))
+
+    async def lookup(self, keys: Sequence[bytes], timeout_s: float) -> bytes:
+        """One byte a key, 1 when the node holds it. Takes no lease and touches no order."""
+        answer = await self._call(self._stub.Lookup, pb.LookupRequest(keys=keys), timeout_s)
+        self._same_length(len(answer.present), len(keys))
+        present: bytes = answer.present
+        return present
+
+    async def reserve(self, owner: str, lease_ms: int, blocks: Sequence[Reservation], timeout_s: float) -> tuple[int, list[Grant]]:
+        """Ask for room for `blocks`: (lease id or 0, one grant a block)."""
+        request = pb.ReserveRequest(owner=owner, lease_ms=lease_ms, blocks=convert.reservations_to_pb(blocks))
+        answer = await self._call(self._stub.Reserve, request, timeout_s)
+        self._same_length(len(answer.grants), len(blocks))
+        try:
+            return answer.lease_id, convert.grants_from_pb(answer.grants)
+        except ValueError as error:
+            raise ProtocolError(f"{self.address}: {error}") from error
+
+    async def commit(self, lease_id: int, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
+        """Publish what was written under a lease; False for keys whose lease had ended."""
+        answer = await self._call(self._stub.Commit, pb.CommitRequest(lease_id=lease_id, keys=keys), timeout_s)
+        self._same_length(len(answer.committed), len(keys))
+        return list(answer.committed)
+
+    async def acquire(self, owner: str, lease_ms: int, keys: Sequence[bytes], timeout_s: float) -> tuple[int, list[Place | None]]:
+        """Take a read lease on those of `keys` that are there: (lease id or 0, one place or None a key)."""
+        request = pb.AcquireRequest(owner=owner, lease_ms=lease_ms, keys=keys)
+        answer = await self._call(self._stub.Acquire, request, timeout_s)
+        self._same_length(len(answer.found), len(keys))
+        return answer.lease_id, convert.places_from_pb(answer.found)
+
+    async def renew(self, lease_id: int, lease_ms: int, timeout_s: float) -> bool:
+        """Move a lease's deadline; False when it had ended."""
+        answer = await self._call(self._stub.Renew, pb.RenewRequest(lease_id=lease_id, lease_ms=lease_ms), timeout_s)
+        return bool(answer.alive)
+
+    async def release(self, lease_id: int, suspect: Sequence[bytes], timeout_s: float) -> None:
+        """End a lease. `suspect` names keys whose bytes failed validation here: the node checks and drops them."""
+        await self._call(self._stub.Release, pb.ReleaseRequest(lease_id=lease_id, suspect=suspect), timeout_s)
+
+    async def close(self) -> None:
+        """Cancel what is in flight and disconnect."""
+        await self._channel.close(grace=None)
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from error
+
+    def _same_length(self, got: int, asked: int) -> None:
+        if got != asked:
+            raise ProtocolError(f"{self.address}: answered {got} items for {asked}")

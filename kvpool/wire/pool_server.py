@@ -1,0 +1,129 @@
+"""A pool node's end of the control plane: adapts a `PoolHandler` of plain values to the generated servicer."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.errors import KvpoolError
+from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
+from kvpool.wire import convert
+from kvpool.wire.channel import CHUNK_BYTES
+from kvpool.wire.gen import pool_pb2 as pb
+from kvpool.wire.gen import pool_pb2_grpc as rpc
+from kvpool.wire.status import code_of
+
+
+class PoolHandler(Protocol):
+    """What a node does; synchronous, because its core is. Raises kvpool errors."""
+
+    def describe(self) -> NodeDescription:
+        """Answer Describe."""
+        ...
+
+    def lookup(self, keys: Sequence[bytes]) -> bytes:
+        """Answer Lookup: one byte a key."""
+        ...
+
+    def reserve(self, owner: str, lease_ms: int, blocks: Sequence[Reservation]) -> tuple[int, list[Grant]]:
+        """Answer Reserve."""
+        ...
+
+    def commit(self, lease_id: int, keys: Sequence[bytes]) -> list[bool]:
+        """Answer Commit."""
+        ...
+
+    def acquire(self, owner: str, lease_ms: int, keys: Sequence[bytes]) -> tuple[int, list[Place | None]]:
+        """Answer Acquire."""
+        ...
+
+    def renew(self, lease_id: int, lease_ms: int) -> bool:
+        """Answer Renew."""
+        ...
+
+    def release(self, lease_id: int, suspect: Sequence[bytes]) -> None:
+        """Answer Release."""
+        ...
+
+    def window(self, lease_id: int, offset: int, length: int, *, write: bool) -> npt.NDArray[np.uint8]:
+        """The arena's bytes in a range that the lease covers; `ConfigError` when it doesn't."""
+        ...
+
+
+def add_pool(server: grpc.aio.Server, handler: PoolHandler) -> None:
+    """Register `handler` on `server`."""
+    rpc.add_PoolServicer_to_server(_Servicer(handler), server)
+
+
+class _Servicer(rpc.PoolServicer):
+    def __init__(self, handler: PoolHandler) -> None:
+        self._handler = handler
+
+    async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        return await _answer(context, lambda: convert.description_to_pb(self._handler.describe()))
+
+    async def Lookup(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        return await _answer(context, lambda: pb.LookupResponse(present=self._handler.lookup(request.keys)))
+
+    async def Reserve(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        def run() -> Any:
+            blocks = convert.reservations_from_pb(request.blocks)
+            lease_id, grants = self._handler.reserve(request.owner, request.lease_ms, blocks)
+            return pb.ReserveResponse(lease_id=lease_id, grants=convert.grants_to_pb(grants))
+
+        return await _answer(context, run)
+
+    async def Commit(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        return await _answer(context, lambda: pb.CommitResponse(committed=self._handler.commit(request.lease_id, request.keys)))
+
+    async def Acquire(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        def run() -> Any:
+            lease_id, places = self._handler.acquire(request.owner, request.lease_ms, request.keys)
+            return pb.AcquireResponse(lease_id=lease_id, found=convert.places_to_pb(places))
+
+        return await _answer(context, run)
+
+    async def Renew(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        return await _answer(context, lambda: pb.RenewResponse(alive=self._handler.renew(request.lease_id, request.lease_ms)))
+
+    async def Release(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        def run() -> Any:
+            self._handler.release(request.lease_id, request.suspect)
+            return pb.ReleaseResponse()
+
+        return await _answer(context, run)
+
+    async def Read(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            for data in self._pieces(request):
+                yield pb.ReadChunk(data=data)
+        except KvpoolError as error:
+            await context.abort(code_of(error), str(error))
+
+    async def Write(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        written = 0
+        try:
+            async for chunk in requests:
+                data = np.frombuffer(chunk.data, np.uint8)
+                self._handler.window(chunk.lease_id, chunk.offset, data.nbytes, write=True)[:] = data
+                written += data.nbytes
+        except KvpoolError as error:
+            await context.abort(code_of(error), str(error))
+        return pb.WriteResponse(written=written)
+
+    def _pieces(self, request: Any) -> Iterator[bytes]:
+        """The asked ranges in chunks; the lease is checked again for every chunk, because it may end meanwhile."""
+        for asked in request.ranges:
+            for at in range(0, asked.length, CHUNK_BYTES):
+                length = min(CHUNK_BYTES, asked.length - at)
+                yield self._handler.window(request.lease_id, asked.offset + at, length, write=False).tobytes()
+
+
+async def _answer(context: grpc.aio.ServicerContext, run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except KvpoolError as error:
+        await context.abort(code_of(error), str(error))

@@ -1,0 +1,60 @@
+"""The router's end of a worker: plain values in and out, kvpool errors only."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
+from kvpool.wire import convert_work as convert
+from kvpool.wire.channel import OPTIONS
+from kvpool.wire.gen import worker_pb2 as pb
+from kvpool.wire.gen import worker_pb2_grpc as rpc
+from kvpool.wire.status import error_of
+
+
+class WorkerClient:
+    """A connection to one worker at `address` (host:port).
+
+    Every call takes its time limit in seconds. Errors: `ConfigError` (the worker refuses the request), `UnavailableError`,
+    `DeadlineError`, `ProtocolError`. Closing an iterator, or cancelling the task that consumes it, cancels the call.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._stub: Any = rpc.WorkerStub(self._channel)
+
+    async def prefill(self, request: PrefillRequest, timeout_s: float) -> AsyncIterator[PrefillEvent]:
+        """`FirstToken`, then `Published`."""
+        call = self._stub.Prefill(convert.prefill_to_pb(request), timeout=timeout_s)
+        async for message in self._events(call):
+            yield convert.prefill_event_from_pb(message)
+
+    async def decode(self, request: DecodeRequest, timeout_s: float) -> AsyncIterator[DecodeEvent]:
+        """`Started`, `TokenOut`..., `Finished`."""
+        call = self._stub.Decode(convert.decode_to_pb(request), timeout=timeout_s)
+        async for message in self._events(call):
+            yield convert.decode_event_from_pb(message)
+
+    async def status(self, timeout_s: float) -> WorkerStatus:
+        """The worker's status."""
+        try:
+            message = await self._stub.Status(pb.WorkerStatusRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from error
+        return convert.status_from_pb(message)
+
+    async def close(self) -> None:
+        """Cancel what is in flight and disconnect."""
+        await self._channel.close(grace=None)
+
+    async def _events(self, call: Any) -> AsyncIterator[Any]:
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from error
+        finally:
+            call.cancel()  # a no-op when the call is over
