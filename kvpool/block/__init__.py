@@ -1,0 +1,16 @@
+"""WHAT a block is: its identity, its geometry, and the bytes of one stored frame."""
+
+from kvpool.block.geometry import MAX_BLOCK_TOKENS, Geometry, Segment
+from kvpool.block.identity import KEY_BYTES, BlockKey, Namespace, chain_keys
+from kvpool.block.layers import LayerSpec
+
+__all__ = [
+    "KEY_BYTES",
+    "MAX_BLOCK_TOKENS",
+    "BlockKey",
+    "Geometry",
+    "LayerSpec",
+    "Namespace",
+    "Segment",
+    "chain_keys",
+]
