@@ -25,9 +25,7 @@ Fill = Callable[[int, Payload], None]
 class BlockStore(Protocol):
     """A place that keeps blocks. `deadline_ns` is monotonic time. Sinks and fills are called from another thread, in order."""
 
-    async def load(
-        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int
-    ) -> int:
+    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int) -> int:
         """Deliver the leading run of chain[first : first + len(counts)]; how many blocks were delivered."""
         ...
 

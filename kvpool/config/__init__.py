@@ -1,0 +1,1 @@
+"""Settings and where things are on disk; no torch."""

@@ -1,0 +1,1 @@
+"""The inference engine that prefill and decode workers share: model, KV cache, scheduler, sampling, pool access."""
