@@ -1,0 +1,1 @@
+"""WHO leaves and WHERE things go: eviction order and placement, pure decisions fed with events."""
