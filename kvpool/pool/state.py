@@ -219,6 +219,11 @@ class PoolState:
         self._counters["discarded"] += 1
         return True
 
+    def locate(self, key: BlockKey) -> Location | None:
+        """Where a committed block lies, for the owner's own checks: no lease, no touch."""
+        block = self._committed.get(key)
+        return None if block is None else block.location
+
     def leased_ranges(self, lease_id: int, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether every (offset, length) lies inside bytes that this live lease may touch: read its hits, or write its
         reservations that aren't committed yet. A range may span adjacent blocks. No time is looked at: `tick` first.

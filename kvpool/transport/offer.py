@@ -1,25 +1,10 @@
-"""What a node tells about its arena so that others can reach it: plain values, spelled on the wire elsewhere."""
+"""What a node tells about its arena so that others can reach it, and whether a mapping is worth a try."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from kvpool.request.pool import ShmOffer, UcxOffer
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShmOffer:
-    """The arena as a file, for processes of the same user on the host that booted as `boot_id`."""
-
-    path: str
-    boot_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UcxOffer:
-    """The arena as remote memory: `length` bytes at virtual address `base_address` of the process behind `worker_address`."""
-
-    worker_address: bytes
-    rkey: bytes
-    base_address: int
-    length: int
+__all__ = ["ShmOffer", "UcxOffer", "host_boot_id", "same_host"]
 
 
 def host_boot_id() -> str:
