@@ -17,7 +17,8 @@ from kvpool.errors import ConfigError, ProtocolError
 ROLES = ("node", "prefill", "decode", "router")
 MAX_INFO_BYTES = 8192
 """Limit on the sum of the UTF-8 lengths of all keys and values of `Member.info`."""
-MAX_RECORD_BYTES = 4 * MAX_INFO_BYTES
+MAX_RECORD_BYTES = 6 * MAX_INFO_BYTES + 2048
+"""JSON spells a control character with six."""
 MAX_ADDRESS_BYTES = 255
 MAX_INCARNATION = 2**53
 """Incarnations stay exact in every JSON reader and in Lua."""
@@ -41,7 +42,7 @@ class Member:
     id: str
     incarnation: int
     address: str
-    info: dict[str, str] = field(default_factory=dict)
+    info: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

@@ -8,7 +8,8 @@ gone only after it had a whole lease to do so.
 
 URLs::
 
-    redis://[user:password@]host:port/0?cluster=NAME[&lease_ms=3000]     also rediss:// (TLS) and unix://PATH
+    redis://[user:password@]host:port/0?cluster=NAME[&lease_ms=3000]     also unix://PATH[?db=0], and rediss:// (TLS, with
+                                                                         ssl_ca_certs, ssl_certfile, ssl_keyfile)
     memory://NAME[?lease_ms=3000]                                        one process, for tests
 """
 
@@ -25,6 +26,7 @@ DEFAULT_LEASE_MS = 3000
 BEATS_PER_LEASE = 3
 """A heartbeat every third of a lease: two may be lost before a live member is given up."""
 POLLS_PER_LEASE = 10
+_SERVER_OPTIONS = {"redis": {"db"}, "unix": {"db"}, "rediss": {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}}
 
 ViewPredicate = Callable[[tuple[Member, ...]], bool]
 ViewCallback = Callable[[tuple[Member, ...]], None]
@@ -131,6 +133,9 @@ def parse_cluster_url(url: str) -> ClusterUrl:
             raise ConfigError(f"an in-memory cluster URL is memory://NAME[?lease_ms=N], got {url!r}")
     elif parts.scheme in ("redis", "rediss", "unix"):
         name = query.pop("cluster", "default")
+        unknown = set(query) - _SERVER_OPTIONS[parts.scheme]
+        if unknown:
+            raise ConfigError(f"unknown option in the cluster URL: {', '.join(sorted(unknown))}; cluster and lease_ms are known")
         server = parts._replace(query=urlencode(query)).geturl()
     else:
         raise ConfigError(f"a cluster URL starts with redis://, rediss://, unix:// or memory://, got {url!r}")

@@ -40,7 +40,7 @@ class View:
 
     def observe(self, reading: Iterable[Leased], *, birth: str | None, now_ns: int) -> bool:
         """Take in one complete reading of the store; True when the members changed."""
-        if self._lost or birth != self._birth:
+        if self._known and (self._lost or birth != self._birth):
             self._doubt_since_ns = now_ns
         self._lost, self._birth = False, birth
         found: dict[tuple[str, str], Leased] = {}
