@@ -145,6 +145,8 @@ class Framer:
         header = h.decode_header(data.data)
         if header.fingerprint != self._fingerprint or header.geometry != self.geometry:
             raise FrameError(f"the frame belongs to namespace {header.fingerprint.hex()}, not to {self._fingerprint.hex()}")
+        if (header.flags ^ self._flags) & h.Flags.PRE_ROPE:
+            raise FrameError("the frame's K and this reader's differ in rotation (PRE_ROPE)")
         if header.key != key:
             raise FrameError(f"the frame holds block {header.key.hex()}, not {key.hex()}")
         return header.n_tokens, header.header_bytes, header.payload_checksum, header.parent, header.flags

@@ -11,7 +11,8 @@ multiple of 64 so that the payload keeps the frame's alignment::
     124 u32 crc32c of all header bytes but these four
 
 Fields: LAYERS (run-length coded list of layers) and CHECKSUM (u16 algorithm, u64 value over the payload; 1 = xxh3_64) are
-always there, in this order; unknown ones may follow and are skipped unless their tag says *must understand*.
+always there, in this order; unknown ones may follow and are skipped unless their tag says *must understand*. No field has
+tag 0, so padding never reads as one.
 
 There is exactly one encoding of a header's content, and no byte that a decoder ignores: any flipped bit fails the crc32c,
 and whatever a good crc32c covers is checked again for sense, with lengths compared before anything is built from them.
@@ -109,8 +110,8 @@ class FrameHeader:
         check_int("payload_checksum", self.payload_checksum, 0, (1 << 64) - 1)
         check_flags(self.flags)
         for tag, _ in self.extra:
-            if not 0 <= tag < MUST_UNDERSTAND:
-                raise ConfigError(f"extra field {tag:#06x} is not one a reader may skip; use a tag below {MUST_UNDERSTAND:#x}")
+            if not 1 <= tag < MUST_UNDERSTAND:
+                raise ConfigError(f"extra field {tag:#06x} is not one a reader may skip; use a tag from 1 to {MUST_UNDERSTAND - 1:#x}")
         if self.header_bytes > MAX_HEADER_BYTES:
             raise ConfigError(f"a header of {self.header_bytes} bytes is too long, at most {MAX_HEADER_BYTES}; drop extra fields")
 
