@@ -33,6 +33,7 @@ KEY_BYTES = 32
 FINGERPRINT_BYTES = 16
 MAX_TOKEN = 0xFFFFFFFF
 _MAX_FIELD_BYTES = 4096
+_STRIDE_TOKENS = 4096
 _ROOT_DOMAIN = b"kvpool/namespace/v1\0"
 
 
@@ -116,13 +117,17 @@ def chain_keys(
         _octets("parent", parent, KEY_BYTES, KEY_BYTES)
     check_int("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
     packed = _packed(tokens)
-    full = len(packed) // block_tokens
-    # One call makes all the blocks' byte strings; the loop is then one hash per block.
-    blocks = packed[: full * block_tokens].view(f"V{4 * block_tokens}").tolist() if full else []
-    if tail and len(packed) > full * block_tokens:
-        blocks.append(packed[full * block_tokens :].tobytes())
+    full = len(packed) // block_tokens * block_tokens
     sha256, key = hashlib.sha256, root if parent is None else parent
-    return cast("list[BlockKey]", [key := sha256(key + block).digest() for block in blocks])
+    keys: list[bytes] = []
+    # One call makes many blocks' byte strings, few enough to still be in the cache when they are hashed.
+    stride = max(1, _STRIDE_TOKENS // block_tokens) * block_tokens
+    for at in range(0, full, stride):
+        blocks = packed[at : min(at + stride, full)].view(f"V{4 * block_tokens}").tolist()
+        keys += [key := sha256(key + block).digest() for block in blocks]
+    if tail and full < len(packed):
+        keys.append(sha256(key + packed[full:].tobytes()).digest())
+    return cast("list[BlockKey]", keys)
 
 
 def _packed(tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint32]:
@@ -131,7 +136,7 @@ def _packed(tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray
         return _packed_sequence(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ConfigError(f"tokens must be a one-dimensional array of integers, got {tokens.ndim} dimensions of {tokens.dtype}")
-    if tokens.size and tokens.dtype not in (np.uint8, np.uint16, np.uint32) and not (tokens.min() >= 0 and tokens.max() <= MAX_TOKEN):
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() <= MAX_TOKEN):
         raise ConfigError(f"token ids must be between 0 and {MAX_TOKEN}, got {tokens.min()}..{tokens.max()}")
     return np.ascontiguousarray(tokens, dtype="<u4")
 

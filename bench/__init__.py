@@ -1,0 +1,1 @@
+"""Measurements anyone can run: each prints a table and, with --json, one JSON object as its last line."""
