@@ -27,13 +27,16 @@ leases and ttls linger. A ttl never ends a leased block: it goes when its last l
 
 Room is made by the eviction policy, per block: the batch is atomic per item, not all-or-nothing, since the head of a chain is
 useful without its tail. What leases hold, what is reserved, and the blocks and parents named by the same call are never
-evicted; when nothing else is left the answer is NO_SPACE, a value. Nothing is evicted for an item that couldn't fit anyway.
+evicted; when nothing else is left the answer is NO_SPACE, a value. Nothing is evicted for an item larger than free + used, and
+an item that still doesn't fit after `_PATIENCE` evictions goes on only if some gap between pinned extents could take it, so a
+large block can't empty a pool whose leases leave no room for it.
 
 The books (`ledger.py`): free + used + pinned == capacity, always. `check()` recounts everything (`audit.py`).
 """
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from itertools import count
 from typing import Final
 
 from kvpool.block import KEY_BYTES, BlockKey
@@ -62,6 +65,7 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 }
 """(state, event): next state. Whatever isn't here can't happen."""
 
+_PATIENCE = 16
 _COUNTERS = ("hits", "misses", "inserted", "evicted", "expired", "discarded", "refused", "reclaimed_leases")
 
 
@@ -84,6 +88,7 @@ class PoolState:
         self._reserved: dict[BlockKey, Resident] = {}
         self._doomed: dict[int, Resident] = {}  # by offset
         self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._ceiling: int | None = None  # during one reserve: no item above it can fit; None: not computed
         self._now_ns = 0
         self._due_ns = NEVER_NS  # nothing is due before
 
@@ -94,6 +99,7 @@ class PoolState:
             _check_item(item)
         self._advance(now_ns)
         room = self._leases.room_for(len(items))
+        self._ceiling = None
         lease: Lease | None = None
         grants: list[Grant] = []
         with closing(self._evictable(items)) as victims:
@@ -224,13 +230,16 @@ class PoolState:
         block = self._committed.get(key)
         return None if block is None else block.location
 
-    def leased_ranges(self, lease_id: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    def leased_ranges(self, lease_id: int, ranges: Sequence[tuple[int, int]], *, write: bool | None = None) -> bool:
         """Whether every (offset, length) lies inside bytes that this live lease may touch: read its hits, or write its
-        reservations that aren't committed yet. A range may span adjacent blocks. No time is looked at: `tick` first.
+        reservations that aren't committed yet. `write` asks for one of the two rights; None takes either. A range may span
+        adjacent blocks. No time is looked at: `tick` first.
         """
         self._check_batch(len(ranges))
         lease = self._leases.get(lease_id)
-        return lease is not None and lease.covers(ranges)
+        if lease is None or (write is not None and write != (lease.writes is not None)):
+            return False
+        return lease.covers(ranges)
 
     def tick(self, now_ns: int) -> int:
         """End the leases and remove the ttl blocks that are due at `now_ns`; returns how many of both."""
@@ -288,17 +297,28 @@ class PoolState:
         """An offset for `length` bytes, evicting `victims` until it fits."""
         if aligned(length) > self._ledger.free_bytes + self._ledger.used_bytes:
             return None
-        while True:
+        for evicted in count():
             if len(self._committed) + len(self._reserved) + len(self._doomed) < self._limits.max_blocks:
                 offset = self._allocator.allocate(length)
                 if offset is not None:
                     return offset
+            if evicted == _PATIENCE and aligned(length) > self._largest_gap():
+                return None
             victim = next(victims, None)
             if victim is None:
                 return None
             self._unlink(victim)
             self._drop_used(victim, "evict")
             self._counters["evicted"] += 1
+        raise AssertionError("unreachable")
+
+    def _largest_gap(self) -> int:
+        """Bytes between pinned extents at most, if all else left. It can only shrink within a call, so once a call is enough."""
+        if self._ceiling is None:
+            pinned = [block for block in self._committed.values() if block.readers]
+            pinned += [*self._reserved.values(), *self._doomed.values()]
+            self._ceiling = self._allocator.largest_between([block.location.offset for block in pinned])
+        return self._ceiling
 
     def _evictable(self, items: Sequence[Reserve]) -> Generator[Resident, None, None]:
         """Blocks that may go to make room for `items`, in the policy's order. Does nothing until first asked."""

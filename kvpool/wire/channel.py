@@ -1,5 +1,8 @@
 """Options common to all our gRPC channels and servers."""
 
+import grpc.aio
+
+from kvpool.errors import ConfigError
 from kvpool.units import MIB
 
 MESSAGE_BYTES = 32 * MIB
@@ -22,3 +25,15 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (*OPTIONS, ("grpc.so_reuseport", 0))
+
+
+def bind(server: grpc.aio.Server, listen: str) -> str:
+    """Bind `server` to `listen` (host:port, port 0: any free one); the address that others can dial."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"not an address: {listen!r}; give host:port, for example 127.0.0.1:0")
+    try:
+        bound = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ConfigError(f"can't listen at {listen}: {error}; choose another port, or 0 for any free one") from error
+    return f"{host}:{bound}"

@@ -1,0 +1,65 @@
+"""Callers' arrays as bytes: numpy arrays and torch tensors in, views without a copy out. torch is never imported from here."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.block import Geometry
+from kvpool.errors import ConfigError
+
+Bytes = npt.NDArray[np.uint8]
+
+_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+"""numpy has no bfloat16: its bits travel as uint16."""
+
+
+def blocks_shape(geometry: Geometry, n_blocks: int) -> tuple[int, ...]:
+    """`[n, layers, 2, kv_heads, block_tokens, head_dim]` where all layers are alike, else `[n, payload bytes]` (of uint8)."""
+    first = geometry.layers[0]
+    uniform = first.kind in ("full", "window") and first.k_dim == first.v_dim and len(set(geometry.layers)) == 1
+    if uniform:
+        return (n_blocks, len(geometry.layers), 2, first.kv_heads, geometry.block_tokens, first.k_dim)
+    return (n_blocks, geometry.payload_bytes(geometry.block_tokens))
+
+
+def new_blocks(geometry: Geometry, n_blocks: int) -> npt.NDArray[Any]:
+    """An empty numpy array for `n_blocks` full blocks."""
+    shape = blocks_shape(geometry, n_blocks)
+    return np.empty(shape, np.uint8 if len(shape) == 2 else _NUMPY_DTYPES[geometry.dtype])
+
+
+def as_rows(blocks: Any, geometry: Geometry, *, writable: bool) -> Bytes:
+    """`blocks` (numpy array or CPU torch tensor, contiguous) as uint8 `[n, payload bytes]` over the same memory.
+
+    Raises `ConfigError` when the dtype, the size or the memory layout doesn't fit the geometry.
+    """
+    array = _numpy_of(blocks, geometry)
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(f"blocks must be a numpy array or a torch tensor, got {type(blocks).__name__}")
+    if not array.flags.c_contiguous:
+        raise ConfigError("blocks must be contiguous in memory; pass numpy.ascontiguousarray(x) or x.contiguous()")
+    if writable and not array.flags.writeable:
+        raise ConfigError("the array to read into is read-only")
+    expected = _NUMPY_DTYPES[geometry.dtype]
+    if array.dtype not in (np.uint8, np.dtype(expected)):
+        raise ConfigError(f"blocks of this pool are {geometry.dtype}, got {array.dtype}; pool blocks are stored as they are computed")
+    row = geometry.payload_bytes(geometry.block_tokens)
+    if array.nbytes % row or (array.ndim and array.shape[0] * row != array.nbytes):
+        wanted = blocks_shape(geometry, 1)[1:]
+        raise ConfigError(f"blocks must have shape [n, {', '.join(map(str, wanted))}] ({row} bytes each), got {list(array.shape)}")
+    return array.reshape(-1).view(np.uint8).reshape(-1, row)
+
+
+def _numpy_of(blocks: Any, geometry: Geometry) -> Any:
+    """A torch tensor as numpy over the same memory; anything else as it is."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(blocks, torch.Tensor):
+        return blocks
+    if blocks.device.type != "cpu":
+        raise ConfigError(f"blocks are on {blocks.device}; copy them to the host first with x.cpu()")
+    if str(blocks.dtype) != f"torch.{geometry.dtype}" and blocks.dtype is not torch.uint8:
+        raise ConfigError(f"blocks of this pool are {geometry.dtype}, got {blocks.dtype}; pool blocks are stored as they are computed")
+    plain = blocks.detach()
+    return (plain.view(torch.uint16) if plain.dtype is torch.bfloat16 else plain).numpy()

@@ -1,0 +1,124 @@
+"""Connections to the nodes: opened once per (node, incarnation), shared by all calls, given up and re-opened when they fail.
+
+A node that fails to answer is left alone for `_COOLDOWN_NS`, so a dead node costs one failed call, not one per block. A reach
+that fails while `auto` is set is skipped for `_REACH_COOLDOWN_NS`: the next call takes the next best one, visibly (log, status).
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from kvpool.client.choose import AUTO, check_transport, open_reach
+from kvpool.client.sources import NodeRef, NodeSource
+from kvpool.errors import ClosedError, RemoteError
+from kvpool.transport import Reach
+from kvpool.units import SECOND
+from kvpool.wire.pool_client import PoolRpc
+
+log = logging.getLogger(__name__)
+
+_COOLDOWN_NS = SECOND
+_REACH_COOLDOWN_NS = 30 * SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLink:
+    """An open connection: control plane and bytes."""
+
+    node: NodeRef
+    rpc: PoolRpc
+    reach: Reach
+
+
+class Links:
+    """The open connections of one client. Lives on one event loop."""
+
+    def __init__(self, source: NodeSource, transport: str) -> None:
+        self._source = source
+        self._transport = check_transport(transport)
+        self._open: dict[NodeRef, asyncio.Task[NodeLink]] = {}
+        self._cool_until_ns: dict[NodeRef, int] = {}
+        self._skip_until_ns: dict[tuple[str, str], int] = {}
+        self._closed = False
+
+    def nodes(self) -> tuple[NodeRef, ...]:
+        """Nodes that may be asked now: live ones, without those that failed a moment ago."""
+        now_ns = time.monotonic_ns()
+        return tuple(ref for ref in self._source.nodes() if self._cool_until_ns.get(ref, 0) <= now_ns)
+
+    def reaches(self) -> dict[str, str]:
+        """Reach in use per node id, for the links that are open."""
+        ready = [task for task in self._open.values() if task.done() and not task.cancelled() and task.exception() is None]
+        return {task.result().node.node_id: task.result().reach.name for task in ready}
+
+    async def link(self, ref: NodeRef, timeout_s: float) -> NodeLink:
+        """The connection to `ref`, opened if need be. Raises `RemoteError` when that fails or takes longer."""
+        if self._closed:
+            raise ClosedError("this client was closed")
+        task = self._open.get(ref)
+        if task is None:
+            task = asyncio.create_task(self._connect(ref))
+            self._open[ref] = task
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), timeout_s)
+        except TimeoutError as error:
+            await self.failed(ref)
+            raise RemoteError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
+        except RemoteError:
+            await self.failed(ref)
+            raise
+
+    async def failed(self, ref: NodeRef, *, reach: str | None = None) -> None:
+        """Give up the connection to `ref`: its node, or only its `reach`, failed."""
+        now_ns = time.monotonic_ns()
+        if reach is not None and self._transport == AUTO:
+            self._skip_until_ns[ref.node_id, reach] = now_ns + _REACH_COOLDOWN_NS
+        else:
+            self._cool_until_ns[ref] = now_ns + _COOLDOWN_NS
+        task = self._open.pop(ref, None)
+        if task is not None:
+            log.warning("node %s at %s: %s failed; giving the connection up", ref.node_id[:8], ref.address, reach or "it")
+            await _discard(task)
+        self._forget_the_gone()
+        await self._source.refresh(1.0)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        tasks, self._open = list(self._open.values()), {}
+        await asyncio.gather(*(_discard(task) for task in tasks))
+        await self._source.close()
+
+    async def _connect(self, ref: NodeRef) -> NodeLink:
+        now_ns = time.monotonic_ns()
+        skip = [name for (node_id, name), until in self._skip_until_ns.items() if node_id == ref.node_id and until > now_ns]
+        rpc = PoolRpc(ref.address)
+        try:
+            description = await rpc.describe(2.0)
+            if (description.node_id, description.incarnation) != (ref.node_id, ref.incarnation):
+                raise RemoteError(f"{ref.address} is now another node or incarnation than the one looked for")
+            reach = await asyncio.to_thread(open_reach, description, ref.address, self._transport, skip=skip)
+        except BaseException:
+            await rpc.close()
+            raise
+        return NodeLink(node=ref, rpc=rpc, reach=reach)
+
+    def _forget_the_gone(self) -> None:
+        """Bound the books: nodes that left the view need no cooldown."""
+        live = set(self._source.nodes())
+        now_ns = time.monotonic_ns()
+        self._cool_until_ns = {ref: until for ref, until in self._cool_until_ns.items() if ref in live and until > now_ns}
+        self._skip_until_ns = {key: until for key, until in self._skip_until_ns.items() if until > now_ns}
+
+
+async def _discard(task: "asyncio.Task[NodeLink]") -> None:
+    """Close what `task` opened, or stop it from opening."""
+    if not task.done():
+        task.cancel()
+    try:
+        link = await task
+    except (RemoteError, asyncio.CancelledError):
+        return
+    await asyncio.to_thread(link.reach.close)
+    await link.rpc.close()

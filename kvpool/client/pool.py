@@ -1,0 +1,286 @@
+"""The asynchronous client of a pool: look up, load and store blocks of a token chain, on however many nodes.
+
+One call, whatever the number of blocks, costs one control message per node that owns some of them, then bytes. The three steps
+of a load are: lease what is there (in parallel on all nodes), move and validate the leading run in a worker thread, let the
+leases go (in the background). A store: reserve, move, commit.
+
+Remote trouble is not the caller's trouble: a miss, a dead node, a passed deadline ends the run, and the count that is returned
+says how far it got. Only the caller's own mistakes raise (`LocalError`).
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, TypeVar
+
+from kvpool.block import BlockKey, Namespace, chain_keys
+from kvpool.block.frame import Framer
+from kvpool.client.links import Links, NodeLink
+from kvpool.client.plan import by_node, leading, owners_of
+from kvpool.client.sources import NodeRef, NodeSource, open_source
+from kvpool.client.transfer import Payload, Piece, Stages, Transfer, read_frames, write_frames
+from kvpool.errors import ClosedError, RemoteError, UnavailableError
+from kvpool.policy.placement import NodeWeight
+from kvpool.request.pool import Outcome, Reservation
+from kvpool.units import MS, SECOND
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[int, Payload], None]
+Fill = Callable[[int, Payload], None]
+T = TypeVar("T")
+
+_THREADS = 4
+_CONTROL_S = 2.0
+"""Longest wait for one control message."""
+_LEASE_MARGIN_MS = 1_000
+
+
+class AsyncPoolClient:
+    """A pool as seen from one event loop, for one `Namespace`. Made by `open`; also an async context manager."""
+
+    def __init__(self, namespace: Namespace, source: NodeSource, transport: str) -> None:
+        self.namespace = namespace
+        self._framer = Framer(namespace)
+        self._links = Links(source, transport)
+        self._stages = Stages(self._framer.frame_bytes(namespace.geometry.block_tokens))
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
+        self._background: set[asyncio.Task[None]] = set()
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._closed = False
+
+    @classmethod
+    async def open(cls, source: str, namespace: Namespace, *, transport: str = "auto", timeout_s: float = 5.0) -> Self:
+        """Connect to `source`: a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`)."""
+        return cls(namespace, await open_source(source, timeout_s), transport)
+
+    def keys(self, tokens: Sequence[int], *, tail: bool = False) -> list[BlockKey]:
+        """The chain of `tokens`: one key a full block, and with `tail` one for the partial block at the end."""
+        return chain_keys(self._framer.root, tokens, self.namespace.geometry.block_tokens, tail=tail)
+
+    def reaches(self) -> dict[str, str]:
+        """Reach in use per node id."""
+        return self._links.reaches()
+
+    async def lookup(self, chain: Sequence[BlockKey], *, timeout_s: float = _CONTROL_S) -> int:
+        """How many leading blocks of `chain` the pool holds. A probe: takes no lease, changes no order."""
+        groups, refs = self._placed(chain, 0, len(chain))
+
+        async def probe(link: NodeLink, positions: list[int]) -> bytes:
+            return await link.rpc.lookup([chain[i] for i in positions], timeout_s)
+
+        present = bytearray(len(chain))
+        for node_id, answer in (await self._ask_all(groups, refs, probe, timeout_s)).items():
+            for position, bit in zip(groups[node_id], answer[1], strict=True):
+                present[position] = bit
+        return leading(present)
+
+    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int) -> int:
+        """Deliver the leading run of chain[first : first + len(counts)] to `sink(i, payload)`; how many were delivered.
+
+        `counts[j]` is the number of tokens expected in block first + j. `sink` runs in a worker thread, in order of i; its
+        payload is valid only during the call. `deadline_ns` is monotonic.
+        """
+        groups, refs = self._placed(chain, first, len(counts))
+        remaining_s = min(_CONTROL_S, _left_s(deadline_ns))
+        if not groups or remaining_s <= 0:
+            return 0
+        lease_ms = _lease_ms(deadline_ns)
+
+        async def acquire(link: NodeLink, positions: list[int]) -> tuple[int, list[tuple[int, int] | None]]:
+            keys = [chain[first + j] for j in positions]
+            return await link.rpc.acquire(self._owner, lease_ms, keys, remaining_s)
+
+        answers = await self._ask_all(groups, refs, acquire, remaining_s)
+        places: list[tuple[str, int, int] | None] = [None] * len(counts)
+        for node_id, (_, (_, found)) in answers.items():
+            for j, place in zip(groups[node_id], found, strict=True):
+                places[j] = None if place is None else (node_id, *place)
+        pieces = [(first + j, *place) for j, place in enumerate(places[: leading(places)]) if place is not None]
+        transfer = _transfer({n: (link, lease_id) for n, (link, (lease_id, _)) in answers.items()}, deadline_ns)
+        wanted = {first + j: n for j, n in enumerate(counts)}
+        try:
+            await self._move(read_frames, transfer, pieces, chain, wanted, sink)
+        finally:
+            self._let_go(transfer)
+        return transfer.done
+
+    async def store(
+        self,
+        chain: Sequence[BlockKey],
+        first: int,
+        counts: Sequence[int],
+        fill: Fill,
+        *,
+        deadline_ns: int,
+        ttl_ns: int = 0,
+    ) -> int:
+        """Make chain[first : first + len(counts)] present: calls `fill(i, payload)` for those the pool lacks and has room for.
+
+        `fill` runs in a worker thread, in order of i, and must write the whole payload. Returns how many of the blocks the
+        pool now holds. `ttl_ns` bounds the life of the blocks that are written (0: none).
+        """
+        groups, refs = self._placed(chain, first, len(counts))
+        remaining_s = min(_CONTROL_S, _left_s(deadline_ns))
+        if not groups or remaining_s <= 0:
+            return 0
+        answers = await self._ask_all(groups, refs, self._reserver(chain, first, counts, ttl_ns, deadline_ns), remaining_s)
+        held, granted = 0, list[Piece]()
+        for node_id, (_, (_, grants)) in answers.items():
+            for j, (outcome, offset) in zip(groups[node_id], grants, strict=True):
+                held += outcome is Outcome.EXISTS
+                if outcome is Outcome.GRANTED:
+                    granted.append((first + j, node_id, offset, self._framer.frame_bytes(counts[j])))
+        granted.sort()
+        transfer = _transfer({n: (link, lease_id) for n, (link, (lease_id, _)) in answers.items()}, deadline_ns)
+        wanted = {first + j: n for j, n in enumerate(counts)}
+        try:
+            await self._move(write_frames, transfer, granted, chain, wanted, fill)
+            held += await self._commit(transfer, granted[: transfer.done], chain)
+        finally:
+            self._let_go(transfer)
+        return held
+
+    async def close(self) -> None:
+        """Finish what runs in the background (bounded), disconnect. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._background:
+            await asyncio.wait(self._background, timeout=_CONTROL_S)
+        await self._links.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _placed(self, chain: Sequence[BlockKey], first: int, count: int) -> tuple[dict[str, list[int]], dict[str, NodeRef]]:
+        """Positions (from `first`) per owning node, and the nodes; both empty when no node is alive."""
+        if self._closed:
+            raise ClosedError("this client was closed")
+        refs = {ref.node_id: ref for ref in self._links.nodes()}
+        if not refs or not count:
+            return {}, refs
+        weights = [NodeWeight(id=node_id) for node_id in refs]
+        return by_node(owners_of(chain, first, count, self.namespace.geometry.block_tokens, weights)), refs
+
+    async def _ask_all(
+        self,
+        groups: Mapping[str, list[int]],
+        refs: Mapping[str, NodeRef],
+        ask: Callable[[NodeLink, list[int]], Awaitable[T]],
+        timeout_s: float,
+    ) -> dict[str, tuple[NodeLink, T]]:
+        """Ask every node about its positions at once; nodes that fail are missing from the answer."""
+
+        async def one(node_id: str, positions: list[int]) -> tuple[NodeLink, T] | None:
+            try:
+                link = await self._links.link(refs[node_id], timeout_s)
+                return link, await ask(link, positions)
+            except RemoteError as error:
+                log.warning("node %s: %s", node_id[:8], error)
+                await self._links.failed(refs[node_id])
+                return None
+
+        answers = await asyncio.gather(*(one(node_id, positions) for node_id, positions in groups.items()))
+        return {node_id: answer for node_id, answer in zip(groups, answers, strict=True) if answer is not None}
+
+    def _reserver(
+        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], ttl_ns: int, deadline_ns: int
+    ) -> Callable[[NodeLink, list[int]], Awaitable[tuple[int, list[tuple[Outcome, int]]]]]:
+        """What `store` asks of each node."""
+        block_tokens, ttl_ms = self.namespace.geometry.block_tokens, ttl_ns // MS
+
+        def reservation(index: int, n_tokens: int) -> Reservation:
+            parent = chain[index - 1] if index else b""
+            return (chain[index], parent, index * block_tokens, self._framer.frame_bytes(n_tokens), ttl_ms)
+
+        async def reserve(link: NodeLink, positions: list[int]) -> tuple[int, list[tuple[Outcome, int]]]:
+            blocks = [reservation(first + j, counts[j]) for j in positions]
+            return await link.rpc.reserve(self._owner, _lease_ms(deadline_ns), blocks, min(_CONTROL_S, max(_left_s(deadline_ns), 0.001)))
+
+        return reserve
+
+    async def _move(
+        self,
+        mover: Callable[..., None],
+        transfer: Transfer,
+        pieces: Sequence[Piece],
+        chain: Sequence[BlockKey],
+        counts: Mapping[int, int],
+        touch: Callable[[int, Payload], None],
+    ) -> None:
+        """Run `mover` in a worker thread. When this task is cancelled, the thread is stopped and waited for first."""
+        if not pieces:
+            return
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, mover, transfer, pieces, chain, counts, self._framer, self._stages, touch)
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            transfer.stopped.set()
+            await asyncio.wait([work])  # bounded by the transfer's deadline
+            raise
+        except (RemoteError, ClosedError) as error:
+            node_id = transfer.busy_on
+            if node_id is None:
+                raise
+            log.warning("transfer with node %s: %s", node_id[:8], error)
+            link = transfer.links[node_id]
+            await self._links.failed(link.node, reach=link.reach.name if isinstance(error, UnavailableError) else None)
+
+    async def _commit(self, transfer: Transfer, written: Sequence[Piece], chain: Sequence[BlockKey]) -> int:
+        """Publish what was written; how many blocks that made visible."""
+        keys: dict[str, list[BlockKey]] = {}
+        for index, node_id, _, _ in written:
+            keys.setdefault(node_id, []).append(chain[index])
+
+        async def one(node_id: str) -> int:
+            try:
+                return sum(await transfer.links[node_id].rpc.commit(transfer.leases[node_id], keys[node_id], _CONTROL_S))
+            except RemoteError as error:
+                log.warning("commit on node %s: %s", node_id[:8], error)
+                await self._links.failed(transfer.links[node_id].node)
+                return 0
+
+        return sum(await asyncio.gather(*(one(node_id) for node_id in keys)))
+
+    def _let_go(self, transfer: Transfer) -> None:
+        """Release the leases in the background: the caller has what it came for."""
+
+        async def release(node_id: str, lease_id: int) -> None:
+            try:
+                await transfer.links[node_id].rpc.release(lease_id, transfer.suspect.get(node_id, ()), _CONTROL_S)
+            except RemoteError as error:
+                log.debug("release on node %s: %s; the lease will run out", node_id[:8], error)
+
+        for node_id, lease_id in transfer.leases.items():
+            if lease_id:
+                self._spawn(release(node_id, lease_id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _transfer(open_: Mapping[str, tuple[NodeLink, int]], deadline_ns: int) -> Transfer:
+    links = {node_id: link for node_id, (link, _) in open_.items()}
+    return Transfer(links=links, leases={n: lease_id for n, (_, lease_id) in open_.items()}, deadline_ns=deadline_ns)
+
+
+def _left_s(deadline_ns: int) -> float:
+    return (deadline_ns - time.monotonic_ns()) / SECOND
+
+
+def _lease_ms(deadline_ns: int) -> int:
+    """A lease outlives the transfer's deadline by a margin, so that it never ends under a transfer in time."""
+    return max(0, (deadline_ns - time.monotonic_ns()) // MS) + _LEASE_MARGIN_MS

@@ -1,0 +1,1 @@
+"""The imperative shell of one pool node: `python -m kvpool.node`."""

@@ -1,0 +1,132 @@
+"""A pool node between its protocol core and the wire: adds the clock, the arena's bytes and the checks at the edge.
+
+Everything here runs on one thread and never waits: `PoolState` decides, the arena is memory. Bulk bytes of mapped or one-sided
+readers never come through this file; only the gRPC stream of last resort does (`window`).
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvpool.block import KEY_BYTES, BlockKey, decode_header
+from kvpool.clock import Clock
+from kvpool.errors import ConfigError, FrameError
+from kvpool.pool import EXISTS, Granted, PoolState, Reserve
+from kvpool.request.pool import Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
+from kvpool.tier import Arena
+from kvpool.units import MS
+
+log = logging.getLogger(__name__)
+
+
+class NodeHandler:
+    """`PoolHandler` of one node: `state` over `arena`."""
+
+    def __init__(self, state: PoolState, arena: Arena, clock: Clock, *, node_id: str, incarnation: int, grpc_data: bool = True) -> None:
+        self._state = state
+        self._arena = arena
+        self._clock = clock
+        self._node_id = node_id
+        self._incarnation = incarnation
+        self._grpc_data = grpc_data
+        self._corrupt = 0
+        self.shm: ShmOffer | None = None
+        self.ucx: UcxOffer | None = None
+
+    def describe(self) -> NodeDescription:
+        """Identity, books, counters and offers."""
+        books = self._state.books()
+        return NodeDescription(
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            capacity_bytes=books.capacity,
+            free_bytes=books.free,
+            used_bytes=books.used,
+            pinned_bytes=books.pinned,
+            blocks=books.blocks,
+            read_leases=books.read_leases,
+            write_leases=books.write_leases,
+            counters={**self._state.counters(), "corrupt": self._corrupt},
+            shm=self.shm,
+            ucx=self.ucx,
+            grpc_data=self._grpc_data,
+        )
+
+    def lookup(self, keys: Sequence[bytes]) -> bytes:
+        """One byte a key."""
+        return self._state.lookup(_keys(keys), self._clock.now_ns())
+
+    def reserve(self, owner: str, lease_ms: int, blocks: Sequence[Reservation]) -> tuple[int, list[Grant]]:
+        """Room for `blocks`; the parent of a first block is empty."""
+        items = [
+            Reserve(_key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS)
+            for key, parent, depth, length, ttl_ms in blocks
+        ]
+        answer = self._state.reserve(items, owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns())
+        return answer.lease_id, [
+            (Outcome.GRANTED, grant.offset) if isinstance(grant, Granted) else (Outcome.EXISTS if grant is EXISTS else Outcome.NO_SPACE, 0)
+            for grant in answer.grants
+        ]
+
+    def commit(self, lease_id: int, keys: Sequence[bytes]) -> list[bool]:
+        """Publish."""
+        return list(self._state.commit(lease_id, _keys(keys), self._clock.now_ns()))
+
+    def acquire(self, owner: str, lease_ms: int, keys: Sequence[bytes]) -> tuple[int, list[Place | None]]:
+        """Lease what is there."""
+        answer = self._state.acquire(_keys(keys), owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns())
+        return answer.lease_id, list(answer.found)
+
+    def renew(self, lease_id: int, lease_ms: int) -> bool:
+        """Move a lease's deadline."""
+        return self._state.renew(lease_id, lease_ms * MS, self._clock.now_ns())
+
+    def release(self, lease_id: int, suspect: Sequence[bytes]) -> None:
+        """End a lease; look at suspects first, while the lease still holds them in place."""
+        for key in _keys(suspect):
+            self._examine(key)
+        self._state.release(lease_id, self._clock.now_ns())
+
+    def window(self, lease_id: int, offset: int, length: int, *, write: bool) -> npt.NDArray[np.uint8]:
+        """The arena's bytes in a range that the lease covers. `ConfigError` when it doesn't, or gRPC data is not offered."""
+        if not self._grpc_data:
+            raise ConfigError("this node does not move bytes over gRPC; start it with --offer grpc")
+        if not self._state.leased_ranges(lease_id, [(offset, length)], write=write):
+            right = "write" if write else "read"
+            raise ConfigError(f"range {offset}+{length} is not covered by lease {lease_id} to {right}; it may have ended")
+        return self._arena.view(offset, length)
+
+    def tick(self) -> None:
+        """End what has run out."""
+        self._state.tick(self._clock.now_ns())
+
+    def _examine(self, key: BlockKey) -> None:
+        """Drop the block of `key` if its frame is damaged. The reader may be wrong (its lease had ended): look for ourselves."""
+        place = self._state.locate(key)
+        if place is None:
+            return
+        frame = self._arena.view(place.offset, place.length)
+        try:
+            header = decode_header(frame.data)
+            payload = frame[header.header_bytes :]
+            sound = header.key == key and payload.size == header.payload_bytes
+            sound = sound and xxhash.xxh3_64_intdigest(payload.data) == header.payload_checksum
+        except FrameError:
+            sound = False
+        if not sound:
+            self._corrupt += 1
+            log.error("block %s is damaged in the arena: dropped", key.hex()[:16])
+            self._state.discard(key)
+
+
+def _key(raw: bytes) -> BlockKey:
+    if len(raw) != KEY_BYTES:
+        raise ConfigError(f"a block key has {KEY_BYTES} bytes, got {len(raw)}")
+    return BlockKey(raw)
+
+
+def _keys(raw: Sequence[bytes]) -> list[BlockKey]:
+    return [_key(item) for item in raw]

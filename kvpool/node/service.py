@@ -1,0 +1,121 @@
+"""The running node: arena, protocol core, data-plane offers, gRPC server, membership. Started and stopped as one."""
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from kvpool.clock import MonotonicClock
+from kvpool.cluster import Membership, Registration
+from kvpool.errors import ConfigError
+from kvpool.node.handler import NodeHandler
+from kvpool.policy.eviction import PrefixLru
+from kvpool.pool import PoolLimits, PoolState
+from kvpool.request.pool import ShmOffer
+from kvpool.tier import Arena
+from kvpool.tier.arena import DEFAULT_DIRECTORY
+from kvpool.transport import host_boot_id
+from kvpool.transport.ucx import UcxTarget
+from kvpool.units import GIB, format_size
+from kvpool.wire.channel import SERVER_OPTIONS, bind
+from kvpool.wire.pool_server import add_pool
+
+log = logging.getLogger(__name__)
+
+OFFERS = ("shm", "ucx", "grpc")
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """How a node is set up. `node_id`: 32 hex digits, stays the same over restarts."""
+
+    listen: str = "127.0.0.1:0"
+    capacity_bytes: int = GIB
+    offers: tuple[str, ...] = OFFERS
+    arena_directory: Path = DEFAULT_DIRECTORY
+    node_id: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.offers if name not in OFFERS]
+        if unknown or not self.offers:
+            raise ConfigError(f"can't offer {', '.join(unknown) or 'nothing'}; choose from {', '.join(OFFERS)}")
+        if self.capacity_bytes < 1:
+            raise ConfigError("a node needs a capacity above 0; set --capacity")
+
+
+class PoolNode:
+    """One node: `await start()`, then `address` is where it serves; `await stop()` gives everything back.
+
+    A node's incarnation is the time it started, in microseconds: it names one life of its memory, so whatever was
+    remembered about an earlier life is recognised as stale.
+    """
+
+    def __init__(self, config: NodeConfig, membership: Membership | None = None) -> None:
+        self._config = config
+        self._membership = membership
+        self.node_id = config.node_id or uuid.uuid4().hex
+        self.incarnation = time.time_ns() // 1000
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+        self._arena: Arena | None = None
+        self._target: UcxTarget | None = None
+        self._registration: Registration | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
+        config = self._config
+        self._arena = await asyncio.to_thread(Arena.create, config.arena_directory, self.node_id, self.incarnation, config.capacity_bytes)
+        state = PoolState(self._arena.capacity, PrefixLru(), PoolLimits())
+        handler = NodeHandler(
+            state,
+            self._arena,
+            MonotonicClock(),
+            node_id=self.node_id,
+            incarnation=self.incarnation,
+            grpc_data="grpc" in config.offers,
+        )
+        if "shm" in config.offers:
+            handler.shm = ShmOffer(path=str(self._arena.path), boot_id=host_boot_id())
+        if "ucx" in config.offers:
+            self._target = await asyncio.to_thread(UcxTarget, self._arena.data)
+            handler.ucx = self._target.offer
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_pool(self._server, handler)
+        self.address = bind(self._server, config.listen)
+        await self._server.start()
+        self._ticker = asyncio.create_task(_tick(handler))
+        if self._membership is not None:
+            info = {"incarnation": str(self.incarnation)}
+            self._registration = await asyncio.to_thread(
+                self._membership.join, role="node", address=self.address, id=self.node_id, info=info
+            )
+        size, offers = format_size(self._arena.capacity), ", ".join(config.offers)
+        log.info("node %s serves %s at %s over %s", self.node_id, size, self.address, offers)
+
+    async def stop(self) -> None:
+        """Leave, finish calls in flight (bounded), give the memory back. A second call does nothing."""
+        if self._registration is not None:
+            await asyncio.to_thread(self._registration.close)
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        if self._target is not None:
+            await asyncio.to_thread(self._target.close)
+        if self._arena is not None:
+            self._arena.close()
+        self._registration = self._server = self._ticker = self._target = self._arena = None
+
+
+async def _tick(handler: NodeHandler) -> None:
+    """Let leases and blocks run out on time, for as long as the node lives."""
+    while True:
+        await asyncio.sleep(_TICK_S)
+        handler.tick()
