@@ -1,4 +1,4 @@
-"""What a node tells about its arena so that others can reach it, and whether a mapping is worth a try."""
+"""What a node tells about its arena so that others can reach it, and whether two processes share a host."""
 
 from pathlib import Path
 
