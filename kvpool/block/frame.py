@@ -97,15 +97,15 @@ class Framer:
         raw = bytes(filled)
         return raw[: h.CRC_AT] + h.CRC.pack(h.header_crc(raw)) + raw[h.FIXED_BYTES :]
 
-    def stamp(self, frame: npt.NDArray[np.uint8], key: BlockKey, parent: BlockKey, n_tokens: int) -> None:
+    def stamp(self, frame: Buffer, key: BlockKey, parent: BlockKey, n_tokens: int) -> None:
         """Write the header in front of the payload that already lies in ``frame[header_bytes:]``, in place.
 
-        `frame` is a writable one-dimensional uint8 array of exactly ``frame_bytes(n_tokens)``. Raises `ConfigError`.
+        `frame` is exactly ``frame_bytes(n_tokens)`` writable bytes: a one-dimensional uint8 array or a memoryview. Raises `ConfigError`.
         """
         data = _as_array(frame)
-        if data is not frame or not data.flags.writeable or data.size != self.frame_bytes(n_tokens):
+        if not data.flags.writeable or data.size != self.frame_bytes(n_tokens):
             raise ConfigError(
-                f"stamp needs a writable uint8 array of {self.frame_bytes(n_tokens)} bytes; pass frame[:frame_bytes(n_tokens)]"
+                f"stamp needs {self.frame_bytes(n_tokens)} writable bytes, got {data.size}; pass frame[:frame_bytes(n_tokens)]"
             )
         checksum = self.checksum(data[self.header_bytes :])
         data[: self.header_bytes] = np.frombuffer(self.header(key, parent, n_tokens, checksum), np.uint8)

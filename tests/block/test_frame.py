@@ -77,6 +77,13 @@ def test_stamp_leaves_the_payload_alone() -> None:
     assert np.array_equal(frame[FRAMER.header_bytes :], before)
 
 
+def test_stamp_memoryview_is_written_in_place() -> None:
+    """A mapping handed out as a memoryview is as good as an array."""
+    mapped = bytearray(FRAMER.frame_bytes(4))
+    FRAMER.stamp(memoryview(mapped), KEYS[1], KEYS[0], 4)
+    assert FRAMER.open(mapped, KEYS[1]).payload.tobytes() == bytes(SPACE.geometry.payload_bytes(4))
+
+
 def test_header_without_parent_names_the_root() -> None:
     """The first block's parent is the namespace root."""
     frame = stamped(key=KEYS[0], parent=BlockKey(b""))
@@ -184,7 +191,7 @@ def test_stamp_unusable_frame_raises_config_error() -> None:
     frame = stamped()
     frozen = frame.copy()
     frozen.flags.writeable = False
-    for bad in (frame[:-1], np.zeros(frame.size + 1, np.uint8), frozen):
+    for bad in (frame[:-1], np.zeros(frame.size + 1, np.uint8), frozen, frame.tobytes()):
         with pytest.raises(ConfigError, match="stamp needs"):
             FRAMER.stamp(bad, KEYS[1], KEYS[0], 4)
     for n_tokens in (0, 5):
