@@ -1,0 +1,5 @@
+"""`python -m router`: serve OpenAI's API for one model of a cluster."""
+
+from router.main import main
+
+main()

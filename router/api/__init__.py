@@ -1,0 +1,1 @@
+"""OpenAI's HTTP, spelled: request bodies, answers, errors. Pure: JSON values in and out."""

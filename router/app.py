@@ -1,0 +1,110 @@
+"""The routes, as a Starlette application."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.api.errors import ApiError, internal, model_not_found, not_found
+from router.api.parse import parse_chat, parse_completion, parse_tokenize
+from router.endpoint import GenerateEndpoint
+from router.http import HungUpError, read_body, request_id_of
+from router.services import Services
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette:
+    """The application; `lifespan` starts and stops what `services` needs."""
+    pages = _Pages(services)
+    chat = GenerateEndpoint(services, name="chat", parse=parse_chat)
+    completion = GenerateEndpoint(services, name="completion", parse=parse_completion)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/models", pages.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", pages.model, methods=["GET"]),
+            Route("/tokenize", pages.tokenize, methods=["POST"]),
+            Route("/health", pages.health, methods=["GET"]),
+            Route("/metrics", pages.metrics, methods=["GET"]),
+        ],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, HungUpError: _hung_up, Exception: _fault},
+        lifespan=lifespan or _no_lifespan,
+    )
+
+
+class _Pages:
+    """The endpoints that generate nothing."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        asked = request.path_params["model"]
+        if asked != self._services.model.name:
+            raise model_not_found(asked, self._services.model.name)
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        services = self._services
+        with services.slot():
+            text, messages = parse_tokenize(await read_body(request, services.limits.max_body_bytes))
+            tokens = await services.tokens_of(text, messages)
+        return JSONResponse({"tokens": tokens, "count": len(tokens)}, headers={"x-request-id": request_id_of(request)})
+
+    async def health(self, request: Request) -> Response:
+        fleet = self._services.dispatcher.fleet
+        workers = {role: len(fleet.alive(role)) for role in ("prefill", "decode")}
+        if workers["decode"]:
+            return JSONResponse({"status": "ok", "model": self._services.model.name, "workers": workers})
+        detail = f"no decode worker serves {self._services.model.name}"
+        return JSONResponse({"status": "unavailable", "detail": detail, "workers": workers}, status_code=503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._services.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    def _model(self) -> dict[str, Any]:
+        services = self._services
+        served = {"id": services.model.name, "object": "model", "created": services.started_s, "owned_by": "kvpool"}
+        return {**served, "max_model_len": services.context_tokens()}
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _told(request, error, error.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: unknown path, wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _told(request, not_found(request.url.path), {})
+    wrong = ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}", code="method_not_allowed")
+    return _told(request, wrong, error.headers or {})
+
+
+async def _hung_up(request: Request, error: Exception) -> Response:
+    """Nobody is there to read it."""
+    return Response(status_code=499)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return _told(request, internal(), {})
+
+
+def _told(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
+    return JSONResponse(error.body(), status_code=error.status, headers={**headers, "x-request-id": request_id_of(request)})
+
+
+@asynccontextmanager
+async def _no_lifespan(app: Starlette) -> AsyncIterator[None]:
+    yield

@@ -1,0 +1,317 @@
+"""One request's way through the cluster, whatever happens to the workers meanwhile.
+
+::
+
+    prefill ── FirstToken ──▶ (token) ── Published ──▶ decode ── Started, TokenOut... ──▶ (tokens) ── Finished
+       │ none alive, or all failed                        ▲   │ failed after k tokens
+       └──────────────────────────────────────────────────┘   └──▶ another decode worker, with prompt + tokens so far
+
+Sampling depends on (seed, position) only, so whoever continues continues with the same tokens, and a token once yielded
+is never asked for again. A worker that failed is excluded from this request, as this incarnation. When nobody is left the request waits for
+the cluster to change, and every few seconds asks the excluded whether they answer again (they may only have been
+stopped, or the network cut). It ends with its last token, with its deadline, or after `max_failures` failed attempts.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from kvpool.block import BlockKey, chain_keys
+from kvpool.clock import Clock
+from kvpool.errors import ConfigError, DeadlineError, KvpoolError, ProtocolError, UnavailableError
+from kvpool.request import (
+    DecodeRequest,
+    Finished,
+    FinishReason,
+    FirstToken,
+    PrefillEvent,
+    PrefillRequest,
+    Published,
+    Started,
+    TokenOut,
+    TokenSources,
+)
+from kvpool.units import SECOND
+from router.fleet import Fleet, Worker
+from router.index import PrefixIndex, WorkerRef
+from router.job import Job, Trace
+from router.policy import Candidate, choose
+from router.probe import GuardedProbe
+from router.settings import Limits
+from router.watch import Watch
+
+log = logging.getLogger("router.dispatch")
+
+_FIRST_BACKOFF_S = 0.5
+_LAST_BACKOFF_S = 5.0
+
+
+class Dispatcher:
+    """Runs jobs on the fleet."""
+
+    def __init__(self, *, fleet: Fleet, index: PrefixIndex, probe: GuardedProbe, clock: Clock, limits: Limits) -> None:
+        self.fleet = fleet
+        self.index = index
+        self.probe = probe
+        self.clock = clock
+        self.limits = limits
+
+    def generate(self, job: Job, trace: Trace) -> AsyncGenerator[int, None]:
+        """The answer's tokens, one by one, the stop token included; `trace` is filled in meanwhile.
+
+        Closing the generator cancels the call in flight. Raises `ConfigError` (a worker refuses the request), `DeadlineError` (past the
+        job's deadline) or `UnavailableError` (nobody can serve it).
+        """
+        return _Run(self, job, trace).tokens()
+
+
+class _Run:
+    """The state of one job: who failed it, what the pool is known to hold of it."""
+
+    def __init__(self, owner: Dispatcher, job: Job, trace: Trace) -> None:
+        self._fleet, self._index, self._probe = owner.fleet, owner.index, owner.probe
+        self._clock, self._limits = owner.clock, owner.limits
+        self._job = job
+        self._trace = trace
+        self._excluded: set[WorkerRef] = set()
+        self._attempts = 0
+        self._keys: dict[tuple[bytes, int], list[BlockKey]] = {}
+        self._published: tuple[bytes, int] | None = None
+
+    async def tokens(self) -> AsyncGenerator[int, None]:
+        """Prefill, then decode until complete."""
+        async with aclosing(self._prefill()) as first:
+            async for token in first:
+                yield token
+        while self._trace.reason is None:
+            self._trace.reason = self._completed()
+            if self._trace.reason is not None:
+                return
+            worker = await self._await_decode_worker()
+            try:
+                async with aclosing(self._decode_on(worker)) as rest:
+                    async for token in rest:
+                        yield token
+            except KvpoolError as error:
+                if self._completed() is None:
+                    self._failed(worker, error)
+
+    async def _prefill(self) -> AsyncGenerator[int, None]:
+        """The first token from a prefill worker; nothing when none can give it."""
+        while not self._trace.generated:
+            worker = await self._choose("prefill")
+            if worker is None:
+                self._trace.fell_back("prefill_failed" if self._trace.retries else "no_prefill_worker")
+                return
+            try:
+                async with aclosing(self._prefill_on(worker)) as first:
+                    async for token in first:
+                        yield token
+            except KvpoolError as error:
+                self._failed(worker, error)
+
+    async def _prefill_on(self, worker: Worker) -> AsyncGenerator[int, None]:
+        trace, job = self._trace, self._job
+        request = PrefillRequest(request_id=self._attempt_id("p"), prompt=job.prompt, sampling=job.sampling)
+        trace.prefill_worker = worker.ref.id
+        keys = self._keys_for(worker)
+        missing = len(job.prompt) - self._index.longest(worker.ref, keys) * worker.block_tokens
+        with self._fleet.busy(worker, missing) as through:
+            async with aclosing(self._watch(worker).events(worker.port.prefill(request, self._left_s()))) as events:
+                event = await anext(events, None)
+                if event is None:
+                    raise UnavailableError(f"{worker.name} ended the prefill without a token")
+                if not isinstance(event, FirstToken):
+                    raise ProtocolError(f"{worker.name} sent {type(event).__name__} before the first token")
+                through()
+                trace.sources, trace.times = event.sources, event.times
+                self._index.learn(worker.ref, keys)
+                yield self._take(event.token)
+                await self._await_published(worker, events)
+
+    async def _await_published(self, worker: Worker, events: AsyncGenerator[PrefillEvent, None]) -> None:
+        """Wait, within limits, for the pool to hold the prompt; without it the decode worker computes what it lacks."""
+        began_ns = self._clock.now_ns()
+        try:
+            async with asyncio.timeout(min(self._limits.publish_timeout_s, self._left_s())):
+                event = await anext(events, None)
+        except TimeoutError:
+            self._trace.fell_back("publish_timeout")
+        except KvpoolError as error:
+            log.warning("%s: %s was lost before it published: %s", self._job.request_id, worker.name, error)
+            self._trace.fell_back("publish_lost")
+            self._fleet.suspect(worker)
+        else:
+            tokens = event.tokens if isinstance(event, Published) else 0
+            self._published = worker.root, tokens
+            if tokens < len(self._job.prompt):
+                self._trace.fell_back("published_partly")
+        self._trace.publish_ns = self._clock.now_ns() - began_ns
+
+    async def _decode_on(self, worker: Worker) -> AsyncGenerator[int, None]:
+        trace, job = self._trace, self._job
+        request = DecodeRequest(
+            request_id=self._attempt_id("d"),
+            prompt=job.prompt,
+            generated=tuple(trace.generated),
+            max_tokens=job.max_tokens,
+            stop_tokens=job.stop_tokens,
+            sampling=job.sampling,
+        )
+        trace.decode_worker = worker.ref.id
+        began_ns = self._clock.now_ns()
+        backlog = 0 if trace.sources is not None else len(job.prompt)
+        with self._fleet.busy(worker, backlog) as through:
+            async with aclosing(self._watch(worker).events(worker.port.decode(request, self._left_s()))) as events:
+                async for event in events:
+                    if isinstance(event, TokenOut):
+                        if self._completed() is not None:
+                            raise ProtocolError(f"{worker.name} sent a token after the last one")
+                        yield self._take(event.token)
+                    elif isinstance(event, Started):
+                        through()
+                        trace.decode_start_ns = self._clock.now_ns() - began_ns
+                        self._started(event)
+                    elif isinstance(event, Finished):
+                        trace.reason = event.reason
+                        self._learn_answer(worker)
+                        return
+        if self._completed() is None:
+            raise UnavailableError(f"{worker.name} ended the decode before it was finished")
+
+    def _started(self, event: Started) -> None:
+        """A decode worker has the KV: its sources are the request's own when no prefill worker came before it."""
+        trace, prompt = self._trace, len(self._job.prompt)
+        trace.decode_sources, trace.decode_times = event.sources, event.times
+        if trace.sources is None:
+            resident = min(event.sources.resident, prompt)
+            pool = min(event.sources.pool, prompt - resident)
+            trace.sources = TokenSources(resident=resident, pool=pool, computed=prompt - resident - pool)
+            trace.times = event.times
+
+    def _take(self, token: int) -> int:
+        self._trace.generated.append(token)
+        self._trace.first_token_at(self._clock.now_ns())
+        return token
+
+    def _completed(self) -> FinishReason | None:
+        """Why nothing more is to come, if so."""
+        generated = self._trace.generated
+        if generated and generated[-1] in self._job.stop_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(generated) >= self._job.max_tokens else None
+
+    async def _await_decode_worker(self) -> Worker:
+        """The best decode worker, now or as soon as there is one; raises `UnavailableError` at the deadline."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            worker = await self._choose("decode")
+            if worker is not None:
+                return worker
+            self._trace.fell_back("waited_for_decode_worker")
+            left_s = self._left_s()
+            if self._clock.now_ns() >= self._job.deadline_ns:
+                raise UnavailableError("no decode worker became available before the request's deadline")
+            if not await self._fleet.wait_for_change(min(left_s, backoff_s)):
+                backoff_s = min(_LAST_BACKOFF_S, 2 * backoff_s)
+                await self._readmit("decode")
+
+    async def _readmit(self, role: str) -> None:
+        """Take back excluded workers that answer again."""
+        excluded = [worker for worker in self._fleet.alive(role) if worker.ref in self._excluded]
+        answers = await asyncio.gather(*(self._answers(worker) for worker in excluded))
+        self._excluded -= {worker.ref for worker, answered in zip(excluded, answers, strict=True) if answered}
+
+    def _failed(self, worker: Worker, error: KvpoolError) -> None:
+        """Note a failed attempt; raises when it was the last the request may make, or when the request itself is at fault."""
+        if isinstance(error, ConfigError):
+            raise error
+        if self._clock.now_ns() >= self._job.deadline_ns:
+            raise DeadlineError(f"the request's deadline passed; last: {error}") from error
+        log.warning("%s: %s failed after %d tokens: %s", self._job.request_id, worker.name, len(self._trace.generated), error)
+        self._fleet.suspect(worker)
+        self._excluded.add(worker.ref)
+        self._trace.retries += 1
+        if self._trace.retries >= self._limits.max_failures:
+            raise UnavailableError(f"given up after {self._trace.retries} failed attempts; last: {error}") from error
+
+    async def _choose(self, role: str) -> Worker | None:
+        """The best live worker of `role` that hasn't failed this job; None when there is none."""
+        began_ns = self._clock.now_ns()
+        workers = [worker for worker in self._fleet.alive(role) if worker.ref not in self._excluded]
+        held = await self._pool_tokens(workers)
+        candidates = [
+            Candidate(
+                worker=worker.ref,
+                resident_tokens=self._index.longest(worker.ref, self._keys_for(worker)) * worker.block_tokens,
+                pool_tokens=held.get(worker.root, 0),
+                active=worker.active,
+                backlog_tokens=worker.backlog_tokens,
+                suspect=self._fleet.suspected(worker),
+            )
+            for worker in workers
+        ]
+        choice = choose(candidates, prompt_tokens=len(self._job.prompt))
+        if not self._trace.generated:
+            self._trace.route_ns += self._clock.now_ns() - began_ns
+        if choice is None:
+            return None
+        log.debug("%s: %s for %d tokens: %s", self._job.request_id, role, len(self._job.prompt), choice.explain())
+        return next(worker for worker in workers if worker.ref == choice.worker)
+
+    async def _pool_tokens(self, workers: Sequence[Worker]) -> dict[bytes, int]:
+        """Tokens of the prompt in the pool, by namespace root. Not asked when the answer could not change the choice."""
+        if self._published is not None:
+            return dict([self._published])
+        if len(workers) < 2:
+            return {}
+        found: dict[bytes, int] = {}
+        for worker in workers:
+            if worker.root not in found:
+                blocks = await self._probe.longest_prefix(self._keys_for(worker), worker.block_tokens)
+                found[worker.root] = (blocks or 0) * worker.block_tokens
+        return found
+
+    def _keys_for(self, worker: Worker) -> list[BlockKey]:
+        """Keys of the prompt's full blocks in the worker's namespace."""
+        space = worker.root, worker.block_tokens
+        if space not in self._keys:
+            self._keys[space] = chain_keys(worker.root, self._job.prompt, worker.block_tokens)
+        return self._keys[space]
+
+    def _learn_answer(self, worker: Worker) -> None:
+        """The decode worker holds prompt and answer, but for the last token, whose KV nobody needed."""
+        keys = self._keys_for(worker)
+        rest = (*self._job.prompt, *self._trace.generated[:-1])[len(keys) * worker.block_tokens :]
+        parent = keys[-1] if keys else None
+        self._index.learn(worker.ref, [*keys, *chain_keys(worker.root, rest, worker.block_tokens, parent=parent)])
+
+    def _watch(self, worker: Worker) -> Watch:
+        return Watch(
+            name=worker.name,
+            clock=self._clock,
+            stall_timeout_s=self._limits.stall_timeout_s,
+            deadline_ns=self._job.deadline_ns,
+            present=lambda: worker.listed,
+            answers=lambda: self._answers(worker),
+        )
+
+    async def _answers(self, worker: Worker) -> bool:
+        limit_s = min(self._limits.status_timeout_s, self._left_s())
+        try:
+            with self._fleet.hold(worker):
+                async with asyncio.timeout(limit_s):
+                    await worker.port.status(limit_s)
+        except (KvpoolError, TimeoutError):
+            return False
+        return True
+
+    def _attempt_id(self, phase: str) -> str:
+        """Every attempt has its own id: an old one may still run on a worker that was only stopped."""
+        self._attempts += 1
+        return f"{self._job.request_id}.{phase}{self._attempts}"
+
+    def _left_s(self) -> float:
+        """Seconds to the deadline; never zero, so that a late call fails by its time limit."""
+        return max(0.001, (self._job.deadline_ns - self._clock.now_ns()) / SECOND)

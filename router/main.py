@@ -1,0 +1,214 @@
+"""The router as a process: flags in, a served socket out, a clean end on SIGTERM and SIGINT."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import uvicorn
+from starlette.applications import Starlette
+
+from kvpool.clock import MonotonicClock
+from kvpool.cluster import Membership, open_membership
+from kvpool.config.models import resolve_model
+from kvpool.errors import ConfigError, KvpoolError, UnavailableError
+from kvpool.units import SECOND, parse_size
+from kvpool.wire.pool_client import PoolRpc
+from kvpool.wire.worker_client import WorkerClient
+from router.app import Lifespan, build_app
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.index import PrefixIndex
+from router.metrics import Metrics
+from router.pool import NodesProbe
+from router.probe import GuardedProbe
+from router.services import Services
+from router.settings import Limits
+from router.text.model import TextModel
+
+log = logging.getLogger("router")
+
+_CONVERT_LIMIT_NS = 600 * SECOND
+_BACKLOG = 1024
+_JOIN_RETRY_S = 0.5
+_DEFAULTS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """How to serve. `advertise` is the host others reach this router at."""
+
+    cluster: str
+    host: str
+    port: int
+    advertise: str
+    drain_timeout_s: int
+    limits: Limits
+
+
+class Server(uvicorn.Server):
+    """uvicorn that leaves signals to us: it would send itself the signal again at the end, and the process could not exit 0."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serving = asyncio.Event()
+        """Set once requests are accepted."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        self.serving.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+def build_services(model: TextModel, membership: Membership, limits: Limits) -> tuple[Services, Lifespan]:
+    """The parts of one router, and what starts and stops them with the application."""
+    clock = MonotonicClock()
+    index = PrefixIndex(limits.index_blocks)
+    fleet = Fleet(membership, WorkerClient, model.name, clock, index.forget)
+    probe = GuardedProbe(NodesProbe(membership, PoolRpc), clock, limits.pool_timeout_s)
+    dispatcher = Dispatcher(fleet=fleet, index=index, probe=probe, clock=clock, limits=limits)
+    metrics = Metrics(fleet)
+    services = Services(model=model, dispatcher=dispatcher, metrics=metrics, limits=limits, clock=clock, started_s=int(time.time()))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        fleet.start()
+        try:
+            yield
+        finally:
+            await fleet.close()
+            await probe.close()
+
+    return services, lifespan
+
+
+async def serve(config: Config, model: TextModel) -> None:
+    """Serve until SIGTERM or SIGINT, then let requests in flight finish for `drain_timeout_s`; a second signal ends them."""
+    with contextlib.ExitStack() as stack:
+        bound = stack.enter_context(_bind(config.host, config.port))
+        membership = stack.enter_context(await asyncio.to_thread(open_membership, config.cluster))
+        services, lifespan = build_services(model, membership, config.limits)
+        server = Server(
+            uvicorn.Config(
+                build_app(services, lifespan),
+                loop="none",
+                http="httptools",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=config.drain_timeout_s,
+            )
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, _stop, server)
+        serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+        joining = asyncio.ensure_future(_join(server, membership, config.advertise, bound.getsockname()[1]))
+        try:
+            await serving
+        finally:
+            joining.cancel()
+            await asyncio.wait({joining})
+            await asyncio.to_thread(membership.close)
+
+
+async def _join(server: Server, membership: Membership, host: str, port: int) -> None:
+    """Once requests are served, say so in the log and join the cluster; a store that is down is tried again."""
+    await server.serving.wait()
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    log.info("serving on http://%s", address)
+    while True:
+        try:
+            await asyncio.to_thread(membership.join, role="router", address=address, info={"url": f"http://{address}"})
+        except UnavailableError as error:
+            log.warning("not a member yet: %s", error)
+            await asyncio.sleep(_JOIN_RETRY_S)
+        else:
+            return
+
+
+def _stop(server: Server) -> None:
+    """First signal: drain. Second: now."""
+    server.force_exit = server.should_exit
+    server.should_exit = True
+
+
+@contextlib.contextmanager
+def _bind(host: str, port: int) -> Iterator[socket.socket]:
+    """A bound TCP socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another --host or --port") from error
+    with bound:
+        yield bound
+
+
+@click.command()
+@click.option("--cluster", required=True, help="Cluster URL, for example redis://127.0.0.1:6379/0.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
+@click.option("--advertise", default=None, help="Host at which others reach this router; --host by default (127.0.0.1 for a wildcard).")
+@click.option("--model", required=True, help="smollm2, a model directory or a .gguf file: whose tokenizer and chat template to use.")
+@click.option("--served-model-name", default=None, help="Name in the API and of the workers to use; the --model's last part by default.")
+@click.option("--request-timeout", default=_DEFAULTS.request_timeout_s, show_default=True, help="Seconds a request may take in all.")
+@click.option("--stall-timeout", default=_DEFAULTS.stall_timeout_s, show_default=True, help="Seconds a worker may be silent unquestioned.")
+@click.option("--max-in-flight", default=_DEFAULTS.max_in_flight, show_default=True, help="Requests served at once; more get 429.")
+@click.option("--max-body", default="4MiB", show_default=True, help="Largest request body; larger ones get 413.")
+@click.option("--drain-timeout", default=10, show_default=True, type=click.IntRange(1), help="Seconds for requests in flight at the end.")
+@click.option("--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"]))
+def main(
+    cluster: str,
+    host: str,
+    port: int,
+    advertise: str | None,
+    model: str,
+    served_model_name: str | None,
+    request_timeout: float,
+    stall_timeout: float,
+    max_in_flight: int,
+    max_body: str,
+    drain_timeout: int,
+    log_level: str,
+) -> None:
+    """Serve OpenAI's API for one model of a kvpool cluster."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        limits = Limits(
+            request_timeout_s=request_timeout,
+            stall_timeout_s=stall_timeout,
+            max_in_flight=max_in_flight,
+            max_body_bytes=parse_size(max_body),
+        )
+        directory = resolve_model(model, deadline_ns=time.monotonic_ns() + _CONVERT_LIMIT_NS)
+        text = TextModel.load(directory, served_model_name or default_name(model))
+        where = advertise or (host if host not in ("0.0.0.0", "::") else "127.0.0.1")
+        config = Config(cluster=cluster, host=host, port=port, advertise=where, drain_timeout_s=drain_timeout, limits=limits)
+        _run(config, text)
+    except KvpoolError as error:
+        sys.exit(f"router: {error}")
+
+
+def default_name(model: str) -> str:
+    """The name a model is served under unless told otherwise: the last part of its path, without `.gguf`."""
+    return Path(model).name.removesuffix(".gguf")
+
+
+def _run(config: Config, text: TextModel) -> None:
+    """On uvloop."""
+    import uvloop
+
+    uvloop.run(serve(config, text))

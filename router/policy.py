@@ -1,0 +1,79 @@
+"""Which worker serves a phase: the one that is expected to be done with it first.
+
+Costs are counted in tokens of prefill compute, the one unit every candidate shares::
+
+    cost = backlog + ACTIVE_COST * active + FETCH_COST * fetch + compute
+
+    fetch    prompt tokens the pool holds and the worker doesn't: it loads them, far cheaper than computing
+    compute  prompt tokens neither holds
+    backlog  prompt tokens this router has sent to the worker and that are not through yet
+    active   requests this router has running there; each takes a share of the machine
+
+The longest resident match is therefore worth most on an idle worker, and nothing once others wait for it or the pool holds the same.
+A suspect (it failed a moment ago) is taken only when there is nobody else. Ties go to the least loaded, then to the smallest
+id, so that equal inputs give equal choices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.index import WorkerRef
+
+ACTIVE_COST = 32.0
+FETCH_COST = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A worker that could serve: what of the prompt it is known to hold, what the pool holds for it (tokens), and how busy it is."""
+
+    worker: WorkerRef
+    resident_tokens: int = 0
+    pool_tokens: int = 0
+    active: int = 0
+    backlog_tokens: int = 0
+    suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """One candidate with its cost and what the cost is made of."""
+
+    candidate: Candidate
+    cost: float
+    fetch_tokens: int
+    compute_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The chosen worker and the ranking it comes from, best first."""
+
+    worker: WorkerRef
+    ranking: tuple[Scored, ...]
+
+    def explain(self) -> str:
+        """One line for the log: every candidate and its cost."""
+        return "; ".join(
+            f"{scored.candidate.worker.id[:8]} cost {scored.cost:.1f} = backlog {scored.candidate.backlog_tokens}"
+            f" + {ACTIVE_COST:g} x {scored.candidate.active} active + {FETCH_COST:g} x {scored.fetch_tokens} to fetch"
+            f" + {scored.compute_tokens} to compute{' (suspect)' if scored.candidate.suspect else ''}"
+            for scored in self.ranking
+        )
+
+
+def choose(candidates: Sequence[Candidate], *, prompt_tokens: int) -> Choice | None:
+    """The cheapest of `candidates`; None without candidates."""
+    if not candidates:
+        return None
+    scored = [_score(candidate, prompt_tokens) for candidate in candidates]
+    scored.sort(key=lambda s: (s.candidate.suspect, s.cost, s.candidate.active, s.candidate.worker))
+    return Choice(worker=scored[0].candidate.worker, ranking=tuple(scored))
+
+
+def _score(candidate: Candidate, prompt_tokens: int) -> Scored:
+    resident = min(candidate.resident_tokens, prompt_tokens)
+    fetch = max(0, min(candidate.pool_tokens, prompt_tokens) - resident)
+    compute = prompt_tokens - resident - fetch
+    cost = candidate.backlog_tokens + ACTIVE_COST * candidate.active + FETCH_COST * fetch + compute
+    return Scored(candidate=candidate, cost=cost, fetch_tokens=fetch, compute_tokens=compute)

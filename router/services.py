@@ -1,0 +1,62 @@
+"""What the endpoints share, and what they all do with a prompt."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvpool.clock import Clock
+from kvpool.errors import ConfigError
+from router.api.errors import bad_request, too_many_requests
+from router.dispatch import Dispatcher
+from router.metrics import Metrics
+from router.settings import Limits
+from router.text.model import TextModel
+
+_INLINE_CHARS = 16_384
+"""Longer texts are tokenised on a thread; about 5 ms of tokenising."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Services:
+    """The parts of one running router."""
+
+    model: TextModel
+    dispatcher: Dispatcher
+    metrics: Metrics
+    limits: Limits
+    clock: Clock
+    started_s: int
+    """Unix seconds at the start of the router."""
+    in_flight: int = 0
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """One of the places for requests in flight; raises the 429 error when all are taken."""
+        if self.in_flight >= self.limits.max_in_flight:
+            raise too_many_requests(self.limits.max_in_flight)
+        self.in_flight += 1
+        self.metrics.in_flight.set(self.in_flight)
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self.metrics.in_flight.set(self.in_flight)
+
+    def context_tokens(self) -> int:
+        """Prompt and answer tokens that the model and every live decode worker have room for."""
+        workers = self.dispatcher.fleet.alive("decode")
+        return min([self.model.context_tokens, *(worker.context_tokens for worker in workers)])
+
+    async def tokens_of(self, text: str | None, messages: Sequence[Mapping[str, str]] | None) -> tuple[int, ...]:
+        """Token ids of `text`, or of the conversation `messages`; raises the 400 error when the template refuses it."""
+        rendered = messages is not None
+        if messages is not None:
+            try:
+                text = self.model.render(messages)
+            except ConfigError as error:
+                raise bad_request(str(error), param="messages") from None
+        assert text is not None
+        if len(text) <= _INLINE_CHARS:
+            return self.model.encode(text, rendered=rendered)
+        return await asyncio.to_thread(self.model.encode, text, rendered=rendered)

@@ -1,0 +1,34 @@
+"""Every limit of the router, in one place; `__main__` turns flags into these."""
+
+from dataclasses import dataclass
+
+from kvpool.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Time limits in seconds and bounds on what is held. All positive."""
+
+    request_timeout_s: float = 120.0
+    """From a request's arrival to its last token, retries and waiting for workers included."""
+    stall_timeout_s: float = 20.0
+    """A worker that sends nothing for so long is asked whether it lives."""
+    status_timeout_s: float = 5.0
+    """How long it may take to answer that."""
+    pool_timeout_s: float = 0.25
+    """How long the pool may take to say what it holds; past it the choice is made without."""
+    publish_timeout_s: float = 10.0
+    """How long to wait after the first token for the pool to hold the prompt; past it the decode worker computes it."""
+    max_failures: int = 6
+    """Failed attempts after which a request is given up: a request that kills its workers must not kill them all."""
+    max_in_flight: int = 256
+    """Requests served at once; more are refused with 429."""
+    max_body_bytes: int = 4 << 20
+    """Larger request bodies are refused with 413."""
+    index_blocks: int = 1 << 16
+    """Blocks remembered per worker."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
