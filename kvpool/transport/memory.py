@@ -1,22 +1,40 @@
-"""The in-memory twin: an arena that is a numpy array of this process, with a node that can be killed. For tests and simulation."""
+"""The in-memory twin: an arena that is a numpy array of this process, with a node that can hang and die. For tests and simulation."""
 
+import threading
+import time
 from collections.abc import Sequence
 
 from kvpool.errors import ClosedError, UnavailableError
 from kvpool.transport.copy import copy_in, copy_out
-from kvpool.transport.reach import Bytes, Run, check_runs
+from kvpool.transport.reach import Bytes, Run, check_deadline, check_runs
+from kvpool.units import SECOND
 
 
 class MemoryNode:
-    """The far side: an array, alive until told otherwise."""
+    """The far side: an array, served until told otherwise."""
 
     def __init__(self, arena: Bytes) -> None:
         self.arena = arena
         self.alive = True
+        self.frozen = False
+        self.changed = threading.Condition()
 
     def kill(self) -> None:
-        """From now on every reach to it fails."""
-        self.alive = False
+        """From now on every call of every reach to it fails, also the ones on the way."""
+        self._become(alive=False, frozen=self.frozen)
+
+    def freeze(self) -> None:
+        """From now on calls hang, until `thaw`, `kill` or their deadline."""
+        self._become(alive=self.alive, frozen=True)
+
+    def thaw(self) -> None:
+        """Serve again."""
+        self._become(alive=self.alive, frozen=False)
+
+    def _become(self, *, alive: bool, frozen: bool) -> None:
+        with self.changed:
+            self.alive, self.frozen = alive, frozen
+            self.changed.notify_all()
 
 
 class MemoryReach:
@@ -25,28 +43,42 @@ class MemoryReach:
     name = "memory"
 
     def __init__(self, node: MemoryNode) -> None:
-        self._node: MemoryNode | None = node
+        self._node = node
+        self._closed = False
 
     def read(self, runs: Sequence[Run], into: Bytes, *, lease_id: int, deadline_ns: int) -> None:
         """See `Reach.read`."""
-        arena = self._arena()
-        check_runs(runs, arena.size, into, writable=True)
-        copy_out(arena, runs, into, deadline_ns)
+        self._require_open()
+        check_runs(runs, self._node.arena.size, into, writable=True)
+        copy_out(self._served(deadline_ns), runs, into, deadline_ns)
 
     def write(self, runs: Sequence[Run], source: Bytes, *, lease_id: int, deadline_ns: int) -> None:
         """See `Reach.write`."""
-        arena = self._arena()
-        check_runs(runs, arena.size, source, writable=False)
-        copy_in(arena, runs, source, deadline_ns)
+        self._require_open()
+        check_runs(runs, self._node.arena.size, source, writable=False)
+        copy_in(self._served(deadline_ns), runs, source, deadline_ns)
 
     def close(self) -> None:
-        """Forget the node; twice is fine."""
-        self._node = None
+        """Forget the node and end calls that hang; twice is fine."""
+        self._closed = True
+        with self._node.changed:
+            self._node.changed.notify_all()
 
-    def _arena(self) -> Bytes:
+    def _served(self, deadline_ns: int) -> Bytes:
+        """The arena, once the node runs."""
         node = self._node
-        if node is None:
-            raise ClosedError("this reach is closed; open another one")
-        if not node.alive:
-            raise UnavailableError("the node is gone")
+        check_deadline(deadline_ns)
+        with node.changed:
+            wait_s = max(0, deadline_ns - time.monotonic_ns()) / SECOND
+            node.changed.wait_for(lambda: self._closed or not node.alive or not node.frozen, wait_s)
+            self._require_open()
+            if not node.alive:
+                raise UnavailableError("the node is gone")
+            if node.frozen:
+                check_deadline(deadline_ns)
+                raise UnavailableError("the node hangs")
         return node.arena
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this reach is closed; open another one")

@@ -1,0 +1,133 @@
+"""A process that owns an arena and does nothing else: the far side of reach tests and benches.
+
+`ArenaOwner` starts `python -m kvpool.testing.arena_owner`, which creates the arena, serves it over UCX if asked to, prints one line of JSON
+and ends with its standard input, so no owner survives the process that started it.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvpool.errors import ConfigError, DeadlineError
+from kvpool.tier import DEFAULT_DIRECTORY, Arena, ArenaMapping
+from kvpool.transport import ShmOffer, UcxOffer, host_boot_id
+from kvpool.transport.ucx import UcxTarget
+
+_START_S = 60.0
+_STOP_S = 10.0
+_INCARNATION = 1
+
+
+class ArenaOwner:
+    """The started process, with this process's own mapping of its arena as `mapping`. Raises `DeadlineError` if it does not come up."""
+
+    def __init__(self, capacity: int, *, ucx: bool = False, directory: Path = DEFAULT_DIRECTORY) -> None:
+        self.node_id = uuid.uuid4().hex
+        self.incarnation = _INCARNATION
+        command = [sys.executable, "-m", "kvpool.testing.arena_owner", self.node_id, str(capacity), str(directory)]
+        self._process = subprocess.Popen([*command, *(["--ucx"] if ucx else [])], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+        try:
+            said = self._first_line()
+            self.shm = ShmOffer(path=str(said["path"]), boot_id=host_boot_id())
+            self.ucx = _decode_offer(said["ucx"]) if ucx else None
+            self.mapping = self.map()
+        except BaseException:
+            self.kill()
+            raise
+
+    def map(self) -> ArenaMapping:
+        """Another mapping of the arena, as another client would make it."""
+        return ArenaMapping.open(self.shm.path, self.node_id, self.incarnation)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs (or hangs)."""
+        return self._process.poll() is None
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end; twice is fine. Its arena file stays behind, as after any crash, until somebody reaps it."""
+        self._process.kill()
+        self._process.wait(_STOP_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def close(self) -> int:
+        """Ask it to end, by closing its input; the exit code (that of the signal if it was killed). Twice is fine."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            return self._process.wait(_STOP_S)
+        finally:
+            self.kill()
+            Path(self.shm.path).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _first_line(self) -> dict[str, object]:
+        stream = self._process.stdout
+        if stream is None or not select.select([stream], [], [], _START_S)[0]:
+            raise DeadlineError(f"the arena owner said nothing within {_START_S:.0f} s")
+        line = stream.readline()
+        if not line:
+            raise ConfigError("the arena owner ended before it was ready; see its messages above")
+        said: dict[str, object] = json.loads(line)
+        return said
+
+
+def _encode_offer(offer: UcxOffer) -> dict[str, object]:
+    return {
+        "worker_address": offer.worker_address.hex(), "rkey": offer.rkey.hex(), "base_address": offer.base_address, "length": offer.length,
+    }  # fmt: skip
+
+
+def _decode_offer(said: object) -> UcxOffer:
+    if not isinstance(said, dict):
+        raise ConfigError(f"not an offer: {said!r}")
+    return UcxOffer(
+        worker_address=bytes.fromhex(said["worker_address"]),
+        rkey=bytes.fromhex(said["rkey"]),
+        base_address=int(said["base_address"]),
+        length=int(said["length"]),
+    )
+
+
+def main() -> None:
+    """Own an arena until standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m kvpool.testing.arena_owner")
+    parser.add_argument("node_id")
+    parser.add_argument("capacity", type=int)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--ucx", action="store_true")
+    args = parser.parse_args()
+    with Arena.create(args.directory, args.node_id, _INCARNATION, args.capacity) as arena:
+        target = UcxTarget(arena.data) if args.ucx else None
+        print(json.dumps({"path": str(arena.path), "ucx": _encode_offer(target.offer) if target else None}), flush=True)
+        os.read(sys.stdin.fileno(), 1)
+        if target is not None:
+            target.close()
+
+
+if __name__ == "__main__":
+    main()
