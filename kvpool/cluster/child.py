@@ -52,9 +52,8 @@ class Child:
         log_path: Path | None = None,
         env: Mapping[str, str] | None = None,
         death_signal: signal.Signals = signal.SIGTERM,
-        on_exit: Callable[[int], None] | None = None,
     ) -> None:
-        """Start it. `on_exit(code)` runs on the keeper thread when it has ended (code as in `subprocess`: -9 for SIGKILL).
+        """Start it; `death_signal` is what it gets when this process dies.
 
         Raises `ConfigError` when nothing can be started or the log can't be written.
         """
@@ -62,7 +61,7 @@ class Child:
         self._log_path = log_path
         self._env = None if env is None else dict(env)
         self._death_signal = death_signal
-        self._on_exit = on_exit
+        self._callbacks: list[Callable[[int], None]] = []
         self._reaping = threading.Lock()
         self._started = threading.Event()
         self._ended = threading.Event()
@@ -84,6 +83,18 @@ class Child:
     def exit_code(self) -> int | None:
         """None while it runs; negative for the signal that ended it."""
         return self._process.returncode if self._process is not None and self._ended.is_set() else None
+
+    def notify(self, callback: Callable[[int], None]) -> None:
+        """Call `callback(exit_code)` once it has ended, on the keeper thread; at once, on this one, if it has already.
+
+        `wait` returns after the callbacks have, so they must not wait for the child.
+        """
+        with self._reaping:
+            code = self._process.returncode if self._process is not None else None
+            if code is None:
+                self._callbacks.append(callback)
+                return
+        callback(code)
 
     def send_signal(self, number: int) -> bool:
         """Send a signal; False when the process has ended already."""
@@ -130,6 +141,8 @@ class Child:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         with self._reaping:
             code = self._process.wait()
-        self._ended.set()
-        if self._on_exit is not None:
-            self._on_exit(code)
+        try:
+            for callback in self._callbacks:
+                callback(code)
+        finally:
+            self._ended.set()

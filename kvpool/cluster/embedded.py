@@ -71,9 +71,16 @@ class EmbeddedServer:
 
     @classmethod
     def start(
-        cls, directory: Path, *, cluster: str = "local", lease_ms: int = DEFAULT_LEASE_MS, port: int = 0, timeout_s: float = 10.0
+        cls,
+        directory: Path,
+        *,
+        cluster: str = "local",
+        lease_ms: int = DEFAULT_LEASE_MS,
+        port: int = 0,
+        log_name: str = "valkey.log",
+        timeout_s: float = 10.0,
     ) -> "EmbeddedServer":
-        """Start a server whose log is `directory`/valkey.log and wait until it answers.
+        """Start a server whose log is `directory`/`log_name` and wait until it answers.
 
         `port` 0 takes a free one; a given port is tried alone. Raises `ConfigError`, `UnavailableError` when the server ends
         again and again, `DeadlineError` past `timeout_s`.
@@ -83,7 +90,7 @@ class EmbeddedServer:
         deadline = time.monotonic() + timeout_s
         for _ in range(1 if port else START_TRIES):
             chosen = port or _free_port()
-            log_path = directory / "valkey.log"
+            log_path = directory / log_name
             child = Child(server_argv(binary, directory, chosen), log_path=log_path, death_signal=signal.SIGKILL)
             try:
                 if _answers(child, chosen, deadline):
@@ -93,7 +100,7 @@ class EmbeddedServer:
                 child.stop(STOP_GRACE_S)
                 raise
             log.warning("the membership server ended while starting on port %d, see %s", chosen, log_path)
-        raise UnavailableError(f"the membership server did not start; its last words are in {directory / 'valkey.log'}")
+        raise UnavailableError(f"the membership server did not start; its last words are in {directory / log_name}")
 
     @property
     def child(self) -> Child:

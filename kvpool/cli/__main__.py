@@ -1,0 +1,5 @@
+"""`python -m kvpool.cli` is `kvpool`."""
+
+from kvpool.cli.main import main
+
+main()

@@ -1,0 +1,56 @@
+"""`kvpool`: the table of commands, each loaded when it is used, so that `kvpool --help` is quick and needs no torch."""
+
+import importlib
+from typing import Any
+
+import click
+
+from kvpool.errors import KvpoolError
+
+COMMANDS = {
+    "up": ("kvpool.cli.up", "Run a whole cluster on this machine."),
+    "status": ("kvpool.cli.status", "Show nodes, workers and routers of a cluster."),
+    "nodes": ("kvpool.cli.nodes", "Show the pool nodes and their memory."),
+    "lookup": ("kvpool.cli.lookup", "Show how much of a text the pool holds, and where."),
+    "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
+}
+"""Name -> (module, summary). Each module has a click command called `command`."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on first use, and whose kvpool errors end in one line and exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a kvpool error is for the user to read, not a traceback."""
+        try:
+            return super().invoke(ctx)
+        except KvpoolError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvpool")
+def cli() -> None:
+    """A disaggregated KV cache service for LLM inference."""
+
+
+def main() -> None:
+    """Entry point of the `kvpool` script."""
+    cli(prog_name="kvpool")

@@ -1,0 +1,71 @@
+"""How a cluster looks on a terminal: rich tables made from a snapshot."""
+
+from rich.table import Table
+
+from kvpool.cli.snapshot import NodeReport, RouterReport, WorkerReport, offers
+from kvpool.cli.table import ProcessRow
+from kvpool.units import format_size
+
+_SHORT_ID = 8
+
+
+def nodes_table(reports: tuple[NodeReport, ...]) -> Table:
+    """Memory, blocks, leases and hits of each pool node."""
+    table = _table("Pool nodes", ("node", "address", "fill", "used", "pinned", "free", "blocks", "leases r/w", "hits", "misses", "offers"))
+    for report in reports:
+        who = (report.member.id[:_SHORT_ID], report.member.address)
+        node = report.description
+        if node is None:
+            table.add_row(*who, f"[red]{_one_line(report.error)}[/red]")
+            continue
+        fill = 100 * (node.capacity_bytes - node.free_bytes) / max(1, node.capacity_bytes)
+        sizes = (format_size(node.used_bytes), format_size(node.pinned_bytes), format_size(node.free_bytes))
+        leases = f"{node.read_leases}/{node.write_leases}"
+        counts = (str(node.blocks), leases, str(node.counters.get("hits", 0)), str(node.counters.get("misses", 0)))
+        table.add_row(*who, f"{fill:.1f} %", *sizes, *counts, " ".join(offers(node)))
+    return table
+
+
+def workers_table(reports: tuple[WorkerReport, ...]) -> Table:
+    """Load, speed and the reach in use to each node, per worker."""
+    table = _table("Workers", ("worker", "role", "address", "model", "active", "queued", "done", "failed", "prefill tok/s", "reach"))
+    for report in reports:
+        who = (report.member.id[:_SHORT_ID], report.member.role, report.member.address)
+        status = report.status
+        if status is None:
+            table.add_row(*who, f"[red]{_one_line(report.error)}[/red]")
+            continue
+        reaches = ", ".join(f"{node[:_SHORT_ID]}:{reach}" for node, reach in sorted(status.reaches.items())) or "-"
+        load = (str(status.active_requests), str(status.queued_requests), str(status.finished_requests), str(status.failed_requests))
+        table.add_row(*who, status.model, *load, f"{status.prefill_tokens_per_s:.0f}" if status.prefill_tokens_per_s else "-", reaches)
+    return table
+
+
+def routers_table(reports: tuple[RouterReport, ...]) -> Table:
+    """URL and health of each router."""
+    table = _table("Routers", ("router", "url", "health"))
+    for report in reports:
+        health = f"[red]{_one_line(report.error)}[/red]" if report.error else "[green]healthy[/green]"
+        table.add_row(report.member.id[:_SHORT_ID], report.url, health)
+    return table
+
+
+def processes_table(rows: tuple[ProcessRow, ...]) -> Table:
+    """What `kvpool up` keeps running."""
+    table = _table("Processes", ("process", "pid", "state", "for", "deaths", "last exit"))
+    colours = {"running": "green", "waiting": "yellow", "ended": "red"}
+    for row in rows:
+        state = f"[{colours[row.state]}]{row.state}[/]"
+        table.add_row(row.name, str(row.pid or "-"), state, f"{row.since_s:.0f} s", str(row.deaths), row.last_exit or "-")
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200].replace("[", "\\[")
