@@ -17,11 +17,8 @@ _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.ui
 
 def blocks_shape(geometry: Geometry, n_blocks: int) -> tuple[int, ...]:
     """`[n, layers, 2, kv_heads, block_tokens, head_dim]` where all layers are alike, else `[n, payload bytes]` (of uint8)."""
-    first = geometry.layers[0]
-    uniform = first.kind in ("full", "window") and first.k_dim == first.v_dim and len(set(geometry.layers)) == 1
-    if uniform:
-        return (n_blocks, len(geometry.layers), 2, first.kv_heads, geometry.block_tokens, first.k_dim)
-    return (n_blocks, geometry.payload_bytes(geometry.block_tokens))
+    shape = geometry.uniform_shape(geometry.block_tokens)
+    return (n_blocks, *shape) if shape is not None else (n_blocks, geometry.payload_bytes(geometry.block_tokens))
 
 
 def new_blocks(geometry: Geometry, n_blocks: int) -> npt.NDArray[Any]:
