@@ -25,7 +25,7 @@ ASK_TIMEOUT_S = 5.0
 @click.option("--chat", is_flag=True, help="Take the text as a user's message and look up its rendered conversation.")
 @cluster_option
 @json_option
-def command(text: str, model: str | None, chat: bool, cluster: str | None, as_json: bool) -> None:
+def lookup(text: str, model: str | None, chat: bool, cluster: str | None, as_json: bool) -> None:
     """Show how many tokens of TEXT (- for standard input) are in the pool, and where.
 
     The text is taken as /v1/completions would take a prompt. Looking takes no lease and keeps nothing warm.

@@ -14,7 +14,7 @@ COMMANDS = {
     "lookup": ("kvpool.cli.lookup", "Show how much of a text the pool holds, and where."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }
-"""Name -> (module, summary). Each module has a click command called `command`."""
+"""Name -> (module, summary). Each module has a click command of that name."""
 
 
 class LazyGroup(click.Group):
@@ -28,7 +28,7 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -11,7 +11,7 @@ from kvpool.cli.state import find_cluster
 @click.command()
 @cluster_option
 @json_option
-def command(cluster: str | None, as_json: bool) -> None:
+def nodes(cluster: str | None, as_json: bool) -> None:
     """Show the pool nodes and their memory.
 
     Exit code 0 when every node answered, 2 when one did not.

@@ -11,7 +11,7 @@ from kvpool.cli.state import find_cluster
 @click.command()
 @cluster_option
 @json_option
-def command(cluster: str | None, as_json: bool) -> None:
+def status(cluster: str | None, as_json: bool) -> None:
     """Show nodes, workers and routers of a cluster.
 
     Exit code 0 when every member answered, 2 when one did not.

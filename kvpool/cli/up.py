@@ -36,7 +36,7 @@ _COUNT = click.IntRange(0, MAX_PROCESSES_PER_ROLE)
 @click.option("--chunk-tokens", default=256, show_default=True, type=click.IntRange(1), help="Tokens a prefill step computes.")
 @click.option("--log-dir", default=None, type=click.Path(file_okay=False, path_type=Path), help="Where each process writes its log.")
 @click.option("--no-restart", is_flag=True, help="Leave a process that dies dead.")
-def command(capacity: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
+def up(capacity: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
     """Run a whole cluster on this machine until Ctrl-C: membership, pool nodes, workers and router.
 
     A process that dies is started again. Ctrl-C stops everything in order; a second one stops it at once.
