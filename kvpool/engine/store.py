@@ -4,9 +4,13 @@ A *chain* is all block keys of a token sequence from its first block on (`kvpool
 lives follows from the head of its extent, which may lie before the blocks that are moved. `first` is the index of the first
 block a call is about; `counts[i]` is the number of valid tokens of block `first + i` (only the last may be partial).
 
-Remote trouble never raises here: a miss, an error or a passed deadline ends the leading run, and the engine computes the rest.
+Remote trouble never raises here: a miss, an error or a passed deadline ends the leading run, and the engine computes the
+rest. A call ends within its deadline (or a moment after), and once it has ended it calls neither sink nor fill any more; the
+engine never cancels one.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -45,3 +49,83 @@ class BlockStore(Protocol):
     def reaches(self) -> dict[str, str]:
         """How each node's bytes are reached right now: node id -> reach name."""
         ...
+
+
+class NullStore:
+    """Holds nothing: an engine without a pool."""
+
+    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int) -> int:
+        """Always a miss."""
+        return 0
+
+    async def store(
+        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], fill: Fill, *, deadline_ns: int, ttl_ns: int = 0
+    ) -> int:
+        """Keeps nothing."""
+        return 0
+
+    def reaches(self) -> dict[str, str]:
+        """No nodes."""
+        return {}
+
+
+class MemoryStore:
+    """The in-memory twin: really keeps the bytes, in this process, and fails on demand.
+
+    `fail_loads_from` is the chain index from which loads miss as if the pool had failed in the middle; `fail_stores` makes
+    stores keep nothing. `loads` and `stores` note each call as (first, blocks asked for, blocks done).
+    """
+
+    def __init__(self, bytes_per_token: int) -> None:
+        self.blocks: dict[BlockKey, Payload] = {}
+        self.ttls: dict[BlockKey, int] = {}
+        self.fail_loads_from: int | None = None
+        self.fail_stores = False
+        self.loads: list[tuple[int, int, int]] = []
+        self.stores: list[tuple[int, int, int]] = []
+        self._bytes_per_token = bytes_per_token
+        self._lock = threading.Lock()
+
+    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int) -> int:
+        """Deliver copies from another thread."""
+        return await asyncio.to_thread(self._load, list(chain), first, list(counts), sink)
+
+    async def store(
+        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], fill: Fill, *, deadline_ns: int, ttl_ns: int = 0
+    ) -> int:
+        """Keep copies, filled from another thread."""
+        return await asyncio.to_thread(self._store, list(chain), first, list(counts), fill, ttl_ns)
+
+    def reaches(self) -> dict[str, str]:
+        """One node, this process."""
+        return {"0" * 32: "memory"}
+
+    def _load(self, chain: list[BlockKey], first: int, counts: list[int], sink: Sink) -> int:
+        done = 0
+        for index, count in enumerate(counts, first):
+            with self._lock:
+                kept = self.blocks.get(chain[index])
+            broken = self.fail_loads_from is not None and index >= self.fail_loads_from
+            if kept is None or broken or kept.nbytes != count * self._bytes_per_token:
+                break
+            sink(index, kept.copy())
+            done += 1
+        self.loads.append((first, len(counts), done))
+        return done
+
+    def _store(self, chain: list[BlockKey], first: int, counts: list[int], fill: Fill, ttl_ns: int) -> int:
+        done = 0
+        for index, count in enumerate(counts, first):
+            if self.fail_stores:
+                break
+            with self._lock:
+                known = chain[index] in self.blocks
+            if not known:
+                payload = np.empty(count * self._bytes_per_token, np.uint8)
+                fill(index, payload)
+                with self._lock:
+                    self.blocks[chain[index]] = payload
+                    self.ttls[chain[index]] = ttl_ns
+            done += 1
+        self.stores.append((first, len(counts), done))
+        return done

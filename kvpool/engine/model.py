@@ -1,0 +1,115 @@
+"""The model: weights and forward pass by `transformers`, wrapped so that it takes a `SequenceCache` and token ids.
+
+`load_model` believes nothing it can check. After loading it runs a few tokens and refuses a model that leaves a layer's K or
+V unwritten (shared or missing caches), lets a later token change an earlier one's KV (not causal), or gives another
+result when the same tokens come in two passes (its cache is not what we think).
+"""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvpool.block import Geometry, Namespace
+from kvpool.engine.cache import TORCH_DTYPES, SequenceCache
+from kvpool.engine.convert import stay_offline
+from kvpool.engine.identity import geometry_of, namespace_of
+from kvpool.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Model:
+    """A causal language model, used by one thread at a time.
+
+    Equal caches and equal `tokens` give equal bits, on one machine with one thread count.
+    """
+
+    def __init__(self, network: Any, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.geometry: Geometry = namespace.geometry
+        self.context_tokens = int(network.config.max_position_embeddings)
+        self.vocabulary = int(network.config.vocab_size)
+        self._network = network
+
+    def new_cache(self, *, capacity: int, limit: int) -> SequenceCache:
+        """An empty cache for one sequence."""
+        return SequenceCache(self.geometry, capacity=capacity, limit=limit)
+
+    def extend(self, cache: SequenceCache, tokens: Sequence[int]) -> None:
+        """Append the KV of `tokens` to `cache`."""
+        cache.reserve(cache.length + len(tokens))
+        with torch.inference_mode():
+            self._network.base_model(input_ids=_batch(tokens), cache=cache.view, use_cache=True)
+        cache.advance(len(tokens))
+
+    def predict(self, cache: SequenceCache, tokens: Sequence[int]) -> torch.Tensor:
+        """`extend`, and the scores (logits) of the token after them: float32 ``[vocabulary]``."""
+        cache.reserve(cache.length + len(tokens))
+        with torch.inference_mode():
+            output = self._network(input_ids=_batch(tokens), cache=cache.view, use_cache=True, logits_to_keep=1)
+        cache.advance(len(tokens))
+        scores: torch.Tensor = output.logits[0, -1].float()
+        return scores
+
+
+def _batch(tokens: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([tokens], dtype=torch.long)
+
+
+def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
+    """Load the Hugging Face directory `directory` (see `kvpool.config.models.resolve_model`) on the CPU.
+
+    Raises `ConfigError` when it isn't a model this engine serves.
+    """
+    stay_offline()
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as chatter
+
+    chatter.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{directory} can't be loaded as a model: {error}") from None
+    geometry = geometry_of(config, dtype=dtype, block_tokens=block_tokens)
+    namespace = namespace_of(directory, config, geometry)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the library are not ours to act on
+            network, report = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{directory} can't be loaded as a causal language model: {error}") from None
+    if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
+        raise ConfigError(f"{directory} lacks weights the model needs, among them {missing[0]!r} ({len(missing)} in all)")
+    model = Model(network.eval().requires_grad_(False), namespace)
+    _check(model)
+    log.info("loaded %s: %d layers, %s, %d B of KV per token", directory, len(geometry.layers), dtype, geometry.bytes_per_token)
+    return model
+
+
+def _check(model: Model) -> None:
+    """Refuse a model whose KV is not a function of the prefix alone, or not kept where we look for it."""
+    size = 8
+    tokens = [(7 * i + 3) % model.vocabulary for i in range(size)]
+
+    def run(first: list[int], last: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = model.new_cache(capacity=size, limit=size)
+        cache.poison()
+        if first:
+            model.extend(cache, first)
+        return model.predict(cache, last), cache.data.float()
+
+    expected, whole = run([], tokens)
+    if not torch.isfinite(whole).all():
+        raise ConfigError("this model leaves some layer's keys or values unwritten; the engine serves plain causal decoders only")
+    _, changed = run([], [*tokens[:-1], (tokens[-1] + 1) % model.vocabulary])
+    if not torch.equal(whole[:, :, :, :-1], changed[:, :, :, :-1]):
+        raise ConfigError("in this model a token changes the KV of earlier ones; the engine serves causal decoders only")
+    scores, _ = run(tokens[:-2], tokens[-2:])
+    if not torch.allclose(scores, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
+        raise ConfigError("this model answers differently when its cached tokens are reused; the engine can't serve it")
