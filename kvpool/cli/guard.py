@@ -108,7 +108,8 @@ def finish(watched: dict[int, int], grace_s: float) -> list[int]:
     for fd in alive.values():
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
-    select.select(list(alive.values()), [], [], _CLOSE_WAIT_S)
+    for fd in alive.values():
+        select.select([fd], [], [], _CLOSE_WAIT_S)
     return sorted(alive)
 
 

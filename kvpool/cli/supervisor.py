@@ -126,7 +126,8 @@ class LocalCluster:
 
     def ready(self) -> bool:
         """True when every process runs and has joined, and the router is healthy. Raises `UnavailableError` when it never will be."""
-        if self.membership.connected and not self._missing() and healthy(self._url, timeout_s=2.0):
+        all_run = all(row.state == "running" for row in self.rows())
+        if all_run and self.membership.connected and not self._missing() and healthy(self._url, timeout_s=2.0):
             self._was_ready = True
             return True
         if not self._was_ready:
@@ -151,7 +152,10 @@ class LocalCluster:
         return [] if self._table is None else self._table.pids(role)
 
     def kill(self, role: str, index: int = 0, number: int = signal.SIGKILL) -> int:
-        """Send a signal to one process; its pid. It is started again unless restarts are off."""
+        """Send a signal to one process; its pid. What dies of it is started again unless restarts are off.
+
+        After SIGKILL, `ready()` is False from when this returns until the successor has joined.
+        """
         if self._table is None:
             raise ClosedError("the cluster is not running")
         return self._table.kill(role, index, number)

@@ -119,14 +119,20 @@ class ProcessTable:
         return [row.pid for row in self.rows() if row.role == role and row.pid is not None]
 
     def kill(self, role: str, index: int = 0, number: int = signal.SIGKILL) -> int:
-        """Send a signal to one process; its pid. Raises `ConfigError` when there is none or it isn't running."""
+        """Send a signal to one process; its pid. After SIGKILL its death is known when this returns.
+
+        Raises `ConfigError` when there is no such process or it isn't running.
+        """
         with self._changed:
-            for entry in self._entries:
-                if (entry.spec.role, entry.spec.index) == (role, index):
-                    if entry.child is None or not entry.child.send_signal(number):
-                        raise ConfigError(f"{entry.spec.name} is not running")
-                    return entry.child.pid
-        raise ConfigError(f"there is no process {role}-{index}")
+            entry = next((entry for entry in self._entries if (entry.spec.role, entry.spec.index) == (role, index)), None)
+            if entry is None:
+                raise ConfigError(f"there is no process {role}-{index}")
+            child = entry.child
+            if child is None or not child.send_signal(number):
+                raise ConfigError(f"{entry.spec.name} is not running")
+        if number == signal.SIGKILL:
+            child.wait(KILL_WAIT_S)
+        return child.pid
 
     def hurry(self) -> None:
         """Make a `stop` under way, or to come, kill at once what hasn't ended."""
