@@ -51,6 +51,13 @@ def toy_processes(options: ClusterOptions, cluster_url: str) -> Sequence[Process
     return [*members, toy("router", 0, 0)]
 
 
+def broken_processes(options: ClusterOptions, cluster_url: str) -> Sequence[ProcessSpec]:
+    """The toy cluster with a decode worker that can't start."""
+    argv = (sys.executable, "-c", "raise SystemExit('no such weights')")
+    specs = toy_processes(options, cluster_url)
+    return [ProcessSpec(role=spec.role, index=spec.index, argv=argv) if spec.role == "decode" else spec for spec in specs]
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
     """The command line that runs a piece of Python."""
