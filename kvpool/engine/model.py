@@ -66,6 +66,7 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
     Raises `ConfigError` when it isn't a model this engine serves.
     """
     stay_offline()
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as chatter
 
@@ -82,7 +83,7 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
             network, report = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa", local_files_only=True, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{directory} can't be loaded as a causal language model: {error}") from None
     if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
         raise ConfigError(f"{directory} lacks weights the model needs, among them {missing[0]!r} ({len(missing)} in all)")

@@ -70,7 +70,7 @@ def engine_of(model: Model) -> EngineMaker:
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
     """A random prompt of `length` tokens."""
-    return tuple(random.Random(seed).randrange(256) for _ in range(length))
+    return tuple(random.Random(seed).choices(range(256), k=length))
 
 
 @pytest.fixture
