@@ -130,15 +130,17 @@ def _as_json(model: str, report: "PrefixReport", errors: dict[str, str]) -> dict
 
 
 def _show(model: str, report: "PrefixReport", errors: dict[str, str]) -> None:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    from kvpool.cli.screen import console
+
+    out = console()
     share = 100 * report.cached_tokens / max(1, report.tokens)
-    console.print(f"{model}: {report.cached_tokens} of {report.tokens} tokens are in the pool ({share:.0f} %)", highlight=False)
+    out.print(f"{model}: {report.cached_tokens} of {report.tokens} tokens are in the pool ({share:.0f} %)", highlight=False)
     table = Table("node", "blocks", "tokens", title=f"Blocks of {report.block_tokens} tokens", title_justify="left")
     for node, spans in report.spans.items():
         table.add_row(node[:8], str(report.blocks[node]), ", ".join(f"{start}-{end}" for start, end in spans) or "-")
     for node, error in errors.items():
-        table.add_row(node[:8], "[red]?[/red]", " ".join(error.split())[:200].replace("[", "\\["))
-    console.print(table)
+        table.add_row(node[:8], "[red]?[/red]", escape(" ".join(error.split())[:300]))
+    out.print(table)

@@ -16,9 +16,7 @@ def nodes(cluster: str | None, as_json: bool) -> None:
 
     Exit code 0 when every node answered, 2 when one did not.
     """
-    from rich.console import Console
-
-    from kvpool.cli.screen import nodes_table
+    from kvpool.cli.screen import console, nodes_table
     from kvpool.cli.snapshot import node_json, open_cluster, take_snapshot
 
     with open_cluster(find_cluster(cluster)) as membership:
@@ -26,6 +24,6 @@ def nodes(cluster: str | None, as_json: bool) -> None:
     if as_json:
         print_json([node_json(report) for report in snapshot.nodes])
     else:
-        Console().print(nodes_table(snapshot.nodes))
+        console().print(nodes_table(snapshot.nodes))
     if not snapshot.complete:
         raise SystemExit(2)

@@ -1,5 +1,11 @@
-"""How a cluster looks on a terminal: rich tables made from a snapshot."""
+"""How a cluster looks on a terminal: rich tables made from a snapshot. Who didn't answer is named in the table, why stands below it."""
 
+import sys
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvpool.cli.snapshot import NodeReport, RouterReport, WorkerReport, offers
@@ -7,6 +13,13 @@ from kvpool.cli.table import ProcessRow
 from kvpool.units import format_size
 
 _SHORT_ID = 8
+_PIPE_WIDTH = 200
+_NO_ANSWER = "[red]no answer[/red]"
+
+
+def console() -> Console:
+    """Standard output: as wide as the terminal, or wide enough to fold nothing where there is none."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def nodes_table(reports: tuple[NodeReport, ...]) -> Table:
@@ -16,14 +29,14 @@ def nodes_table(reports: tuple[NodeReport, ...]) -> Table:
         who = (report.member.id[:_SHORT_ID], report.member.address)
         node = report.description
         if node is None:
-            table.add_row(*who, f"[red]{_one_line(report.error)}[/red]")
+            table.add_row(*who, _NO_ANSWER)
             continue
         fill = 100 * (node.capacity_bytes - node.free_bytes) / max(1, node.capacity_bytes)
         sizes = (format_size(node.used_bytes), format_size(node.pinned_bytes), format_size(node.free_bytes))
         leases = f"{node.read_leases}/{node.write_leases}"
         counts = (str(node.blocks), leases, str(node.counters.get("hits", 0)), str(node.counters.get("misses", 0)))
         table.add_row(*who, f"{fill:.1f} %", *sizes, *counts, " ".join(offers(node)))
-    return table
+    return _with_reasons(table, reports)
 
 
 def workers_table(reports: tuple[WorkerReport, ...]) -> Table:
@@ -33,21 +46,20 @@ def workers_table(reports: tuple[WorkerReport, ...]) -> Table:
         who = (report.member.id[:_SHORT_ID], report.member.role, report.member.address)
         status = report.status
         if status is None:
-            table.add_row(*who, f"[red]{_one_line(report.error)}[/red]")
+            table.add_row(*who, _NO_ANSWER)
             continue
         reaches = ", ".join(f"{node[:_SHORT_ID]}:{reach}" for node, reach in sorted(status.reaches.items())) or "-"
         load = (str(status.active_requests), str(status.queued_requests), str(status.finished_requests), str(status.failed_requests))
         table.add_row(*who, status.model, *load, f"{status.prefill_tokens_per_s:.0f}" if status.prefill_tokens_per_s else "-", reaches)
-    return table
+    return _with_reasons(table, reports)
 
 
 def routers_table(reports: tuple[RouterReport, ...]) -> Table:
     """URL and health of each router."""
     table = _table("Routers", ("router", "url", "health"))
     for report in reports:
-        health = f"[red]{_one_line(report.error)}[/red]" if report.error else "[green]healthy[/green]"
-        table.add_row(report.member.id[:_SHORT_ID], report.url, health)
-    return table
+        table.add_row(report.member.id[:_SHORT_ID], report.url, "[red]unhealthy[/red]" if report.error else "[green]healthy[/green]")
+    return _with_reasons(table, reports)
 
 
 def processes_table(rows: tuple[ProcessRow, ...]) -> Table:
@@ -61,11 +73,13 @@ def processes_table(rows: tuple[ProcessRow, ...]) -> Table:
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200].replace("[", "\\[")
+def _with_reasons(table: Table, reports: Sequence[NodeReport | WorkerReport | RouterReport]) -> Table:
+    reasons = [f"{report.member.id[:_SHORT_ID]}: {' '.join(report.error.split())[:300]}" for report in reports if report.error]
+    table.caption = escape("\n".join(reasons)) or None
+    return table

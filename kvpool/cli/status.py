@@ -16,9 +16,7 @@ def status(cluster: str | None, as_json: bool) -> None:
 
     Exit code 0 when every member answered, 2 when one did not.
     """
-    from rich.console import Console
-
-    from kvpool.cli.screen import nodes_table, routers_table, workers_table
+    from kvpool.cli.screen import console, nodes_table, routers_table, workers_table
     from kvpool.cli.snapshot import node_json, open_cluster, router_json, take_snapshot, worker_json
 
     with open_cluster(find_cluster(cluster)) as membership:
@@ -27,8 +25,8 @@ def status(cluster: str | None, as_json: bool) -> None:
         nodes, workers = [node_json(report) for report in snapshot.nodes], [worker_json(report) for report in snapshot.workers]
         print_json({"nodes": nodes, "workers": workers, "routers": [router_json(report) for report in snapshot.routers]})
     else:
-        console = Console()
+        out = console()
         for table in (routers_table(snapshot.routers), workers_table(snapshot.workers), nodes_table(snapshot.nodes)):
-            console.print(table)
+            out.print(table)
     if not snapshot.complete:
         raise SystemExit(2)
