@@ -33,6 +33,7 @@ from kvpool.request import (
     TokenSources,
 )
 from kvpool.units import SECOND
+from router.calls import Call, Calls
 from router.fleet import Fleet, Worker
 from router.index import PrefixIndex, WorkerRef
 from router.job import Job, Trace
@@ -56,6 +57,7 @@ class Dispatcher:
         self.probe = probe
         self.clock = clock
         self.limits = limits
+        self.calls = Calls(fleet)
 
     def generate(self, job: Job, trace: Trace) -> AsyncGenerator[int, None]:
         """The answer's tokens, one by one, the stop token included; `trace` is filled in meanwhile.
@@ -65,13 +67,19 @@ class Dispatcher:
         """
         return _Run(self, job, trace).tokens()
 
+    async def close(self) -> None:
+        """End what still runs, then the connections; bounded."""
+        await self.calls.close()
+        await self.fleet.close()
+        await self.probe.close()
+
 
 class _Run:
     """The state of one job: who failed it, what the pool is known to hold of it."""
 
     def __init__(self, owner: Dispatcher, job: Job, trace: Trace) -> None:
         self._fleet, self._index, self._probe = owner.fleet, owner.index, owner.probe
-        self._clock, self._limits = owner.clock, owner.limits
+        self._clock, self._limits, self._calls = owner.clock, owner.limits, owner.calls
         self._job = job
         self._trace = trace
         self._excluded: set[WorkerRef] = set()
@@ -117,25 +125,25 @@ class _Run:
         trace.prefill_worker = worker.ref.id
         keys = self._keys_for(worker)
         missing = len(job.prompt) - self._index.longest(worker.ref, keys) * worker.block_tokens
-        with self._fleet.busy(worker, missing) as through:
-            async with aclosing(self._watch(worker).events(worker.port.prefill(request, self._left_s()))) as events:
-                event = await anext(events, None)
-                if event is None:
-                    raise UnavailableError(f"{worker.name} ended the prefill without a token")
-                if not isinstance(event, FirstToken):
-                    raise ProtocolError(f"{worker.name} sent {type(event).__name__} before the first token")
-                through()
-                trace.sources, trace.times = event.sources, event.times
-                self._index.learn(worker.ref, keys)
-                yield self._take(event.token)
-                await self._await_published(worker, events)
+        events = self._watch(worker).events(worker.port.prefill(request, self._left_s()))
+        async with self._calls.open(worker, missing, events) as call:
+            event = await anext(events, None)
+            if event is None:
+                raise UnavailableError(f"{worker.name} ended the prefill without a token")
+            if not isinstance(event, FirstToken):
+                raise ProtocolError(f"{worker.name} sent {type(event).__name__} before the first token")
+            call.through()
+            trace.sources, trace.times = event.sources, event.times
+            self._index.learn(worker.ref, keys)
+            yield self._take(event.token)
+            await self._await_published(worker, call)
 
-    async def _await_published(self, worker: Worker, events: AsyncGenerator[PrefillEvent, None]) -> None:
+    async def _await_published(self, worker: Worker, call: Call[PrefillEvent]) -> None:
         """Wait, within limits, for the pool to hold the prompt; without it the decode worker computes what it lacks."""
         began_ns = self._clock.now_ns()
         try:
             async with asyncio.timeout(min(self._limits.publish_timeout_s, self._left_s())):
-                event = await anext(events, None)
+                event = await anext(call.events, None)
         except TimeoutError:
             self._trace.fell_back("publish_timeout")
         except KvpoolError as error:
@@ -143,6 +151,7 @@ class _Run:
             self._trace.fell_back("publish_lost")
             self._fleet.suspect(worker)
         else:
+            call.complete = True
             tokens = event.tokens if isinstance(event, Published) else 0
             self._published = worker.root, tokens
             if tokens < len(self._job.prompt):
@@ -162,21 +171,22 @@ class _Run:
         trace.decode_worker = worker.ref.id
         began_ns = self._clock.now_ns()
         backlog = 0 if trace.sources is not None else len(job.prompt)
-        with self._fleet.busy(worker, backlog) as through:
-            async with aclosing(self._watch(worker).events(worker.port.decode(request, self._left_s()))) as events:
-                async for event in events:
-                    if isinstance(event, TokenOut):
-                        if self._completed() is not None:
-                            raise ProtocolError(f"{worker.name} sent a token after the last one")
-                        yield self._take(event.token)
-                    elif isinstance(event, Started):
-                        through()
-                        trace.decode_start_ns = self._clock.now_ns() - began_ns
-                        self._started(event)
-                    elif isinstance(event, Finished):
-                        trace.reason = event.reason
-                        self._learn_answer(worker)
-                        return
+        events = self._watch(worker).events(worker.port.decode(request, self._left_s()))
+        async with self._calls.open(worker, backlog, events) as call:
+            async for event in events:
+                if isinstance(event, TokenOut):
+                    if self._completed() is not None:
+                        raise ProtocolError(f"{worker.name} sent a token after the last one")
+                    yield self._take(event.token)
+                elif isinstance(event, Started):
+                    call.through()
+                    trace.decode_start_ns = self._clock.now_ns() - began_ns
+                    self._started(event)
+                elif isinstance(event, Finished):
+                    call.complete = True
+                    trace.reason = event.reason
+                    self._learn_answer(worker)
+                    return
         if self._completed() is None:
             raise UnavailableError(f"{worker.name} ended the decode before it was finished")
 

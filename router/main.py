@@ -7,13 +7,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import uvicorn
-from starlette.applications import Starlette
 
 from kvpool.clock import MonotonicClock
 from kvpool.cluster import Membership, open_membership
@@ -22,21 +20,15 @@ from kvpool.errors import ConfigError, KvpoolError, UnavailableError
 from kvpool.units import SECOND, parse_size
 from kvpool.wire.pool_client import PoolRpc
 from kvpool.wire.worker_client import WorkerClient
-from router.app import Lifespan, build_app
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.index import PrefixIndex
-from router.metrics import Metrics
+from router.assemble import application, build_router
 from router.pool import NodesProbe
-from router.probe import GuardedProbe
-from router.services import Services
+from router.server import BACKLOG, Server
 from router.settings import Limits
 from router.text.model import TextModel
 
 log = logging.getLogger("router")
 
 _CONVERT_LIMIT_NS = 600 * SECOND
-_BACKLOG = 1024
 _JOIN_RETRY_S = 0.5
 _DEFAULTS = Limits()
 
@@ -53,65 +45,20 @@ class Config:
     limits: Limits
 
 
-class Server(uvicorn.Server):
-    """uvicorn that leaves signals to us: it would send itself the signal again at the end, and the process could not exit 0."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.serving = asyncio.Event()
-        """Set once requests are accepted."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
-        await super().startup(sockets)
-        self.serving.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture nothing."""
-        yield
-
-
-def build_services(model: TextModel, membership: Membership, limits: Limits) -> tuple[Services, Lifespan]:
-    """The parts of one router, and what starts and stops them with the application."""
-    clock = MonotonicClock()
-    index = PrefixIndex(limits.index_blocks)
-    fleet = Fleet(membership, WorkerClient, model.name, clock, index.forget)
-    probe = GuardedProbe(NodesProbe(membership, PoolRpc), clock, limits.pool_timeout_s)
-    dispatcher = Dispatcher(fleet=fleet, index=index, probe=probe, clock=clock, limits=limits)
-    metrics = Metrics(fleet)
-    services = Services(model=model, dispatcher=dispatcher, metrics=metrics, limits=limits, clock=clock, started_s=int(time.time()))
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        fleet.start()
-        try:
-            yield
-        finally:
-            await fleet.close()
-            await probe.close()
-
-    return services, lifespan
-
-
 async def serve(config: Config, model: TextModel) -> None:
     """Serve until SIGTERM or SIGINT, then let requests in flight finish for `drain_timeout_s`; a second signal ends them."""
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(_bind(config.host, config.port))
         membership = stack.enter_context(await asyncio.to_thread(open_membership, config.cluster))
-        services, lifespan = build_services(model, membership, config.limits)
-        server = Server(
-            uvicorn.Config(
-                build_app(services, lifespan),
-                loop="none",
-                http="httptools",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                backlog=_BACKLOG,
-                timeout_graceful_shutdown=config.drain_timeout_s,
-            )
+        services = build_router(
+            model=model,
+            view=membership,
+            connect=WorkerClient,
+            probe=NodesProbe(membership, PoolRpc),
+            limits=config.limits,
+            clock=MonotonicClock(),
         )
+        server = Server(application(services), config.drain_timeout_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _stop, server)
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
@@ -150,7 +97,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
     """A bound TCP socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another --host or --port") from error
     with bound:

@@ -1,0 +1,51 @@
+"""A whole router on a loopback socket, over scripted workers."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from kvpool.clock import MonotonicClock
+from router.assemble import application, build_router
+from router.probe import PoolProbe
+from router.server import Server
+from router.services import Services
+from router.settings import Limits
+from router.testing.cluster import ScriptedCluster
+from router.testing.pool import ScriptedPool
+from router.text.model import TextModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A router that serves at `url`."""
+
+    url: str
+    services: Services
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model: TextModel, cluster: ScriptedCluster, *, limits: Limits | None = None, probe: PoolProbe | None = None
+) -> AsyncIterator[Running]:
+    """A router for the length of the block."""
+    services = build_router(
+        model=model,
+        view=cluster,
+        connect=cluster.connect,
+        probe=probe or ScriptedPool(),
+        limits=limits or Limits(),
+        clock=MonotonicClock(),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        server = Server(application(services), drain_timeout_s=5)
+        task = asyncio.ensure_future(server.serve(sockets=[bound]))
+        waiting = asyncio.ensure_future(server.serving.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield Running(url=f"http://127.0.0.1:{bound.getsockname()[1]}", services=services)
+        finally:
+            waiting.cancel()
+            server.should_exit = True
+            await task

@@ -1,0 +1,163 @@
+"""Silence is judged, not counted: dead is found out, slow is left alone."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from kvpool.errors import DeadlineError, UnavailableError
+from kvpool.units import SECOND
+from router.testing.loop import VirtualLoop, run_virtual
+from router.watch import Watch
+
+FOREVER = -1.0
+
+
+class _World:
+    """One stream whose events come after given silences, and a worker that answers or not."""
+
+    def __init__(self, loop: VirtualLoop, silences: Sequence[float], *, deadline_s: float = 1000) -> None:
+        self.loop = loop
+        self.silences = silences
+        self.present = True
+        self.answers = True
+        self.asked_at: list[float] = []
+        self.closed = False
+        self.watch = Watch(
+            name="worker",
+            clock=loop,
+            stall_timeout_s=20,
+            deadline_ns=int(deadline_s * SECOND),
+            present=lambda: self.present,
+            answers=self._answer,
+        )
+
+    async def seen(self) -> list[int]:
+        """Watch the stream to its end."""
+        return [event async for event in self.watch.events(self._stream())]
+
+    async def _answer(self) -> bool:
+        self.asked_at.append(self.loop.time())
+        return self.answers
+
+    async def _stream(self) -> AsyncGenerator[int, None]:
+        try:
+            for number, silence in enumerate(self.silences):
+                await (asyncio.Event().wait() if silence == FOREVER else asyncio.sleep(silence))
+                yield number
+        finally:
+            self.closed = True
+
+
+def test_stream_that_keeps_talking_is_never_questioned() -> None:
+    """The common case costs nothing."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [19.0] * 5)
+        assert await world.seen() == [0, 1, 2, 3, 4]
+        assert world.asked_at == []
+
+    run_virtual(work)
+
+
+def test_slow_start_of_a_worker_that_answers_is_waited_for() -> None:
+    """A long prompt behind a queue takes minutes and is no failure."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [200.0])
+        assert await world.seen() == [0]
+        assert len(world.asked_at) == 9
+
+    run_virtual(work)
+
+
+def test_silent_worker_that_does_not_answer_is_given_up() -> None:
+    """A stopped process keeps its connection open for ever."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [1.0, FOREVER])
+        world.answers = False
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await world.seen()
+        assert loop.time() == pytest.approx(21.0)
+        assert world.closed
+
+    run_virtual(work)
+
+
+def test_silent_worker_that_left_the_view_is_questioned_at_once() -> None:
+    """Membership notices a stopped process in seconds; no need to sit out the stall time."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [FOREVER])
+        world.answers = False
+        loop.call_later(3.0, setattr, world, "present", False)
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await world.seen()
+        assert loop.time() < 5.0
+
+    run_virtual(work)
+
+
+def test_worker_that_left_but_still_streams_is_left_to_finish() -> None:
+    """A draining worker leaves the view before it is done."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [5.0, 5.0])
+        world.present = False
+        assert await world.seen() == [0, 1]
+
+    run_virtual(work)
+
+
+def test_stream_that_stops_midway_is_given_up_though_the_worker_answers() -> None:
+    """A wedged engine behind a live server must not hold a request until its deadline."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [1.0, FOREVER])
+        with pytest.raises(UnavailableError, match="stream has stopped"):
+            await world.seen()
+        assert loop.time() == pytest.approx(61.0)
+
+    run_virtual(work)
+
+
+def test_deadline_ends_the_wait() -> None:
+    """Every wait has a deadline."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [FOREVER], deadline_s=30)
+        with pytest.raises(DeadlineError):
+            await world.seen()
+        assert loop.time() == pytest.approx(30.0)
+        assert world.closed
+
+    run_virtual(work)
+
+
+def test_closing_the_watch_closes_the_stream() -> None:
+    """Closing is how a call is cancelled."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [1.0, 1.0, FOREVER])
+        events = world.watch.events(world._stream())
+        assert await anext(events) == 0
+        await events.aclose()
+        assert world.closed
+
+    run_virtual(work)
+
+
+def test_cancelling_the_watch_closes_the_stream_before_it_returns() -> None:
+    """After a hang-up nothing may still be running."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [FOREVER])
+        task = asyncio.ensure_future(world.seen())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert world.closed
+
+    run_virtual(work)
