@@ -30,9 +30,11 @@ def test_child_exit_code_and_output_are_kept(tmp_path: Path) -> None:
     codes: list[int] = []
     for word in ("one", "two"):
         script = f"import sys; print('{word}', flush=True); print('{word}', file=sys.stderr); sys.exit(3)"
-        child = Child([PYTHON, "-c", script], log_path=log, on_exit=codes.append)
+        child = Child([PYTHON, "-c", script], log_path=log)
+        child.notify(codes.append)
         assert child.wait(30) == 3
-        eventually(lambda: codes[-1:] == [3], "on_exit runs")
+        child.notify(codes.append)
+    eventually(lambda: codes == [3] * 4, "whoever asked is told, before and after the end")
     assert log.read_text().split() == ["one", "one", "two", "two"]
     assert log.stat().st_mode & 0o077 == 0
 
