@@ -123,7 +123,8 @@ class GenerateEndpoint:
             text = "".join([piece async for piece in pieces])
         self._stop_clock(call)
         usage = usage_of(call.prompt_tokens, call.trace)
-        await call.respond(JSONResponse(shape.whole(text, generation.finish_reason, usage, extension_of(call.trace))))
+        extension = extension_of(call.trace, token_ids=ask.return_token_ids)
+        await call.respond(JSONResponse(shape.whole(text, generation.finish_reason, usage, extension)))
         return "ok"
 
     async def _job(self, call: _Call, ask: Ask) -> Job:
@@ -170,7 +171,7 @@ class GenerateEndpoint:
         if ask.include_usage:
             await events.event({**last, **without_usage})
             last = {**shape.usage_chunk(), "usage": usage_of(call.prompt_tokens, call.trace)}
-        await events.event({**last, "kvpool": extension_of(call.trace)})
+        await events.event({**last, "kvpool": extension_of(call.trace, token_ids=ask.return_token_ids)})
         await events.done()
         return "ok"
 

@@ -17,7 +17,7 @@ class Limits:
     """How long it may take to answer that."""
     pool_timeout_s: float = 0.25
     """How long the pool may take to say what it holds; past it the choice is made without."""
-    publish_timeout_s: float = 10.0
+    publish_timeout_s: float = 12.0
     """How long to wait after the first token for the pool to hold the prompt; past it the decode worker computes it."""
     max_failures: int = 6
     """Failed attempts after which a request is given up: a request that kills its workers must not kill them all."""

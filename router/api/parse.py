@@ -29,6 +29,7 @@ class Ask:
     sampling: Sampling
     stops: tuple[str, ...]
     ignore_eos: bool
+    return_token_ids: bool
     stream: bool
     include_usage: bool
 
@@ -87,6 +88,7 @@ def _common(body: ChatBody | CompletionBody, seed: int) -> dict[str, Any]:
         ),
         "stops": stops,
         "ignore_eos": bool(body.ignore_eos),
+        "return_token_ids": bool(body.return_token_ids),
         "stream": bool(body.stream),
         "include_usage": body.stream_options is not None and bool(body.stream_options.include_usage),
     }

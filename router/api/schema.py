@@ -46,6 +46,7 @@ class _Generation(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(_Generation):

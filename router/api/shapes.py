@@ -56,9 +56,9 @@ def usage_of(prompt_tokens: int, trace: Trace) -> dict[str, Any]:
     }
 
 
-def extension_of(trace: Trace) -> dict[str, Any]:
-    """The `kvpool` object: who served, where the KV came from, where the time went."""
-    return {
+def extension_of(trace: Trace, *, token_ids: bool) -> dict[str, Any]:
+    """The `kvpool` object: who served, where the KV came from, where the time went; with `token_ids` the generated tokens too."""
+    extension = {
         "prefill_worker": trace.prefill_worker,
         "decode_worker": trace.decode_worker,
         "sources": _sources(trace.sources),
@@ -67,6 +67,7 @@ def extension_of(trace: Trace) -> dict[str, Any]:
         "fallbacks": list(trace.fallbacks),
         "times_ms": trace.times_ms(),
     }
+    return {**extension, "token_ids": list(trace.generated)} if token_ids else extension
 
 
 def _sources(sources: Any) -> dict[str, int] | None:

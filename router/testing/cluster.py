@@ -16,11 +16,11 @@ class ScriptedCluster:
         self._ports: dict[str, Any] = {}
         self._callbacks: list[Callable[[tuple[Member, ...]], None]] = []
 
-    def add(self, role: str, port: Any, *, id: str | None = None, incarnation: int = 1, **info: str) -> Member:
+    def add(self, role: str, port: Any, *, id: str | None = None, incarnation: int = 1, info: dict[str, str] | None = None) -> Member:
         """A process joins; `connect` gives `port` for its address."""
         address = f"worker:{len(self._ports) + 1}"
         self._ports[address] = port
-        known = {**self._info, **info}
+        known = {**self._info, **(info or {})}
         member = Member(role=role, id=id or uuid.uuid4().hex, incarnation=incarnation, address=address, info=known)
         self._show((*(m for m in self._members if (m.role, m.id) != (member.role, member.id)), member))
         return member

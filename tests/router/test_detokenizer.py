@@ -89,7 +89,7 @@ def test_pieces_after_a_context_continue_its_text(before: str, text: str) -> Non
 
 def test_first_word_after_a_context_keeps_its_space() -> None:
     """Without context a Llama 2 decoder drops the first space and glues the answer to the prompt."""
-    hello, a = LLAMA2.token_to_id("▁hello"), LLAMA2.token_to_id("a")
+    hello, a = LLAMA2.get_vocab()["▁hello"], LLAMA2.get_vocab()["a"]
     assert "".join(_pieces(_decode(LLAMA2), [hello], context=[a])) == " hello"
     assert "".join(_pieces(_decode(LLAMA2), [hello])) == "hello"
 
@@ -126,6 +126,6 @@ def test_window_over_endless_broken_bytes_stays_bounded() -> None:
 def test_skipped_token_has_no_text_and_splits_no_character() -> None:
     """Special tokens are not text; one between two halves of a character changes nothing."""
     first, *rest = BYTES.encode("好").ids
-    skipped = BYTES.token_to_id("a")
+    skipped = BYTES.get_vocab()["a"]
     detokenizer = Detokenizer(_decode(BYTES), frozenset([skipped]))
     assert [detokenizer.push(token) for token in (first, skipped, *rest)][-1] == "好"

@@ -1,7 +1,7 @@
 """The fleet follows the view, and never closes a connection under a request."""
 
 import asyncio
-import contextlib
+from contextlib import ExitStack
 
 import pytest
 
@@ -28,7 +28,7 @@ async def test_fleet_holds_the_workers_of_its_model_only() -> None:
     """Another model's tokens are other tokens."""
     cluster = ScriptedCluster("m")
     ours = cluster.add("decode", _worker())
-    cluster.add("decode", _worker(), model="other")
+    cluster.add("decode", _worker(), info={"model": "other"})
     cluster.add("node", None)
     cluster.add("router", None)
     fleet = _fleet(cluster)
@@ -43,7 +43,7 @@ async def test_fleet_holds_the_workers_of_its_model_only() -> None:
 async def test_worker_with_unusable_info_is_ignored_with_one_complaint(info: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """One misconfigured worker must not take the router down, nor fill its log."""
     cluster = ScriptedCluster("m")
-    cluster.add("decode", _worker(), **info)
+    cluster.add("decode", _worker(), info=info)
     fleet = _fleet(cluster)
     good = cluster.add("decode", _worker())
     await asyncio.sleep(0)
@@ -63,9 +63,9 @@ async def test_worker_that_leaves_is_closed_once_idle() -> None:
         await asyncio.sleep(0)
         assert fleet.alive("decode") == []
         await asyncio.sleep(0)
-        assert not port.closed
+        closed_early = port.closed
     await fleet.close()
-    assert port.closed
+    assert (closed_early, port.closed) == (False, True)
     assert gone == [worker.ref]
 
 
@@ -91,8 +91,9 @@ async def test_load_is_counted_and_given_back() -> None:
         assert (worker.active, worker.backlog_tokens) == (1, 100)
         through()
         assert (worker.active, worker.backlog_tokens) == (1, 0)
-    with contextlib.suppress(RuntimeError), fleet.busy(worker, 50):
-        raise RuntimeError
+    fails = ExitStack()
+    fails.enter_context(fleet.busy(worker, 50))
+    fails.__exit__(RuntimeError, RuntimeError(), None)
     assert (worker.active, worker.backlog_tokens, worker.users) == (0, 0, 0)
     await fleet.close()
 

@@ -182,6 +182,16 @@ async def test_ignore_eos_goes_on_past_the_stop_token(model: TextModel) -> None:
         assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 20)
 
 
+async def test_token_ids_are_returned_on_request(model: TextModel) -> None:
+    """Proofs of equality compare tokens, not text; the stop token is one of them."""
+    async with stage(model, "a block") as s:
+        expected = [*model.encode("a block", rendered=False), *model.stop_tokens]
+        body = {"return_token_ids": True}
+        assert (await s.chat(extra_body=body)).kvpool["token_ids"] == expected
+        assert (await s.streamed(extra_body=body))[-1].kvpool["token_ids"] == expected
+        assert "token_ids" not in (await s.chat()).kvpool
+
+
 async def test_absent_seed_is_drawn_once_per_request(model: TextModel) -> None:
     """A retry must draw the same tokens, another request must not."""
     async with stage(model, "a block") as s:

@@ -30,7 +30,8 @@ def test_defaults_are_openais() -> None:
     """Callers rely on them without knowing."""
     chat, completion = _chat(), _completion()
     assert chat.sampling == Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=7)
-    assert (chat.max_tokens, chat.stops, chat.stream, chat.include_usage, chat.ignore_eos) == (None, (), False, False, False)
+    assert (chat.max_tokens, chat.stops) == (None, ())
+    assert not any((chat.stream, chat.include_usage, chat.ignore_eos, chat.return_token_ids))
     assert completion.max_tokens == 16
 
 
