@@ -1,10 +1,10 @@
-"""The client's end: `Reach` over one endpoint, safe from many threads.
+"""The client's end: `Reach` over one wire, safe from many threads.
 
     open ──a transfer fails, or misses its deadline on the way──▶ dead ──▶ UnavailableError from then on
       └──close()──▶ closed ──▶ ClosedError from then on
 
 One transfer at a time: they share one wire anyway. A deadline that passes while waiting for the turn harms nobody; one that passes with
-bytes on the way costs the endpoint (see `endpoint.py`) and the client opens another reach.
+bytes on the way costs the wire (see `wire.py`) and the client opens another reach.
 
 Each reach has a UCX context of its own (a few milliseconds), so nothing one connection suffers reaches another. An unclosed reach is taken
 apart when it is collected and at exit; then nobody can be inside, or else it is left alone.
@@ -23,8 +23,8 @@ import numpy as np
 from kvpool.errors import ClosedError, DeadlineError, UnavailableError
 from kvpool.transport.offer import UcxOffer
 from kvpool.transport.reach import Bytes, Run, check_deadline, check_runs
-from kvpool.transport.ucx.endpoint import Endpoint
 from kvpool.transport.ucx.session import UcxSettings
+from kvpool.transport.ucx.wire import Wire
 from kvpool.units import SECOND
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class UcxReach:
         self, offer: UcxOffer, *, verify: bool = True, deadline_ns: int | None = None, settings: UcxSettings | None = None
     ) -> None:
         self._length = offer.length
-        self._line = _Line(Endpoint(offer, settings or UcxSettings.from_environment()))
+        self._line = _Line(Wire(offer, settings or UcxSettings.from_environment()))
         self._finish = weakref.finalize(self, self._line.close)
         if verify:
             try:
@@ -76,10 +76,10 @@ class UcxReach:
 
 
 class _Line:
-    """The endpoint with its lock and its state; knows nothing of the `UcxReach`, so that the latter can be collected."""
+    """The wire with its lock and its state; knows nothing of the `UcxReach`, so that the latter can be collected."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint: Endpoint | None = endpoint
+    def __init__(self, wire: Wire) -> None:
+        self._wire: Wire | None = wire
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._closing = False
@@ -99,14 +99,14 @@ class _Line:
 
     def transports(self) -> tuple[str, ...]:
         with self._lock:
-            return self._endpoint.transports() if self._endpoint is not None else ()
+            return self._wire.transports() if self._wire is not None else ()
 
     def close(self) -> None:
         self._closing = True
         if os.getpid() != self._process:
             return
         if not self._lock.acquire(timeout=_CLOSE_S):
-            _log.error("a UCX transfer did not end in %.0f s; its endpoint stays open", _CLOSE_S)
+            _log.error("a UCX transfer did not end in %.0f s; its wire stays open", _CLOSE_S)
             return
         try:
             self._drop(None)
@@ -114,11 +114,11 @@ class _Line:
             self._lock.release()
 
     def _move(self, runs: Sequence[Run], buffer: Bytes, put: bool, deadline_ns: int) -> None:
-        endpoint = self._endpoint
-        if endpoint is None:
+        wire = self._wire
+        if wire is None:
             raise UnavailableError(f"the connection to the node is dead: {self._dead}")
         try:
-            endpoint.move(runs, buffer, put=put, deadline_ns=deadline_ns, stop=self._stop)
+            wire.move(runs, buffer, put=put, deadline_ns=deadline_ns, stop=self._stop)
         except BaseException as error:
             self._dead = str(error) or type(error).__name__
             self._drop(buffer)
@@ -129,6 +129,6 @@ class _Line:
             raise ClosedError("this reach is closed; open another one")
 
     def _drop(self, buffer: Bytes | None) -> None:
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            endpoint.close(buffer)
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close(buffer)

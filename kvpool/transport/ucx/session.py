@@ -2,8 +2,8 @@
 
 Settings go in through `ucp_config_modify`, so a process's environment (and its children's) stays as it was; other `UCX_*` variables,
 such as `UCX_NET_DEVICES`, are honoured. Shared memory transports are left out: with them a dead peer aborts the *caller* (CMA) or makes
-it wait for ever (posix, sysv), and a process on the same host has the `shm` reach. TCP segments are 1 MiB: with UCX's own 8 and 64 KiB a
-get of 1 MiB takes three times as long.
+it wait for ever (posix, sysv), and a process on the same host has the `shm` reach. A TCP segment takes `MESSAGE_BYTES` and UCX's header:
+with UCX's own 8 and 64 KiB a get of 1 MiB takes three times as long, and lanes rely on one message being one segment (see `lane.py`).
 
 A session is used by one thread at a time; its owner sees to that.
 """
@@ -17,18 +17,21 @@ from kvpool.errors import ConfigError
 from kvpool.transport.ucx import api
 from kvpool.transport.ucx.drain import make_drain
 from kvpool.transport.ucx.library import UcpLibrary, api_version, load_ucp
+from kvpool.units import KIB, MIB
 
 TRANSPORTS_VARIABLE: Final = "KVPOOL_UCX_TLS"
 _NO_SHARED_MEMORY: Final = "^sm"
+MESSAGE_BYTES: Final = MIB
+_SEGMENT: Final = f"{(MESSAGE_BYTES + 64 * KIB) // KIB}k"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxSettings:
-    """How to set up UCX: `library` (None: find one); `transports`, as `UCX_TLS` takes them; `segment`, TCP's, as UCX spells sizes."""
+    """How to set up UCX: `library` (None: find one); `transports`, as `UCX_TLS` takes them; `lanes` to a node where TCP is all there is."""
 
     library: str | None = None
     transports: str = _NO_SHARED_MEMORY
-    segment: str = "1m"
+    lanes: int = 4
 
     @staticmethod
     def from_environment() -> "UcxSettings":
@@ -78,7 +81,7 @@ class UcpSession:
         self._require(self.calls.ucp_config_read(None, None, ctypes.byref(config)), "read its configuration")
         try:
             for name, value in (
-                ("TLS", settings.transports), ("TCP_TX_SEG_SIZE", settings.segment), ("TCP_RX_SEG_SIZE", settings.segment),
+                ("TLS", settings.transports), ("TCP_TX_SEG_SIZE", _SEGMENT), ("TCP_RX_SEG_SIZE", _SEGMENT),
             ):  # fmt: skip
                 self._require(self.calls.ucp_config_modify(config, name.encode(), value.encode()), f"take {name}={value}")
             parameters = api.ContextParams(
