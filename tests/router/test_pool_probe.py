@@ -1,14 +1,21 @@
 """What the pool holds is asked of the right nodes, and never waited for long."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
-from kvpool.block import BlockKey, chain_keys
+from kvpool.block import BlockKey, Geometry, Namespace, chain_keys
+from kvpool.client import AsyncPoolClient
 from kvpool.clock import ManualClock
+from kvpool.cluster import Member
 from kvpool.errors import RemoteError, UnavailableError
+from kvpool.testing.node_process import NodeProcess
 from kvpool.units import SECOND
+from kvpool.wire.pool_client import PoolRpc
 from router.pool import NodesProbe
 from router.probe import GuardedProbe
 from router.testing.cluster import ScriptedCluster
@@ -122,3 +129,46 @@ async def test_prompt_without_full_blocks_is_not_asked_about() -> None:
     pool = ScriptedPool(blocks=3)
     assert await GuardedProbe(pool, ManualClock(), 0.1).longest_prefix([], BLOCK_TOKENS) == 0
     assert pool.asked == 0
+
+
+class _TwoNodes:
+    """A view of two real nodes."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = tuple(members)
+
+    def members(self, role: str | None = None) -> tuple[Member, ...]:
+        """See `ClusterView`."""
+        return self._members if role in (None, "node") else ()
+
+    def subscribe(self, callback: Callable[[tuple[Member, ...]], None]) -> Callable[[], None]:
+        """Nothing ever changes."""
+        return lambda: None
+
+
+async def _member(node: NodeProcess) -> Member:
+    rpc = PoolRpc(node.address)
+    try:
+        description = await rpc.describe(10)
+    finally:
+        await rpc.close()
+    return Member(role="node", id=description.node_id, incarnation=description.incarnation, address=node.address)
+
+
+async def test_probe_of_real_nodes_finds_what_the_workers_client_stored(tmp_path: Path) -> None:
+    """Router and workers must agree on who owns what, or the router would see misses everywhere."""
+    geometry = Geometry.uniform(layers=1, kv_heads=1, head_dim=4, block_tokens=BLOCK_TOKENS, dtype="float32")
+    namespace = Namespace(model="probe", revision="1", weights_digest=bytes(32), geometry=geometry, rope="none")
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for _ in range(2):
+            nodes.append(NodeProcess("--capacity", "4MiB", "--offer", "grpc", arena_dir=tmp_path))
+            stack.callback(nodes[-1].stop)
+        keys = chain_keys(namespace.root(), range(BLOCK_TOKENS * 200), BLOCK_TOKENS)
+        async with await AsyncPoolClient.open(",".join(node.address for node in nodes), namespace) as pool:
+            deadline_ns = time.monotonic_ns() + 30 * SECOND
+            stored = await pool.store(keys, 0, [BLOCK_TOKENS] * 150, lambda index, payload: payload.fill(1), deadline_ns=deadline_ns)
+            assert stored == 150
+        probe = NodesProbe(_TwoNodes([await _member(node) for node in nodes]), PoolRpc)
+        assert await probe.longest_prefix(keys, BLOCK_TOKENS, 10.0) == 150
+        await probe.close()
