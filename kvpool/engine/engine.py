@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kvpool.engine.admission import Admission
@@ -22,6 +22,7 @@ from kvpool.engine.model import Model
 from kvpool.engine.prefill import Rate
 from kvpool.engine.resident import ResidentStore
 from kvpool.engine.sequence import Parts, Sequence
+from kvpool.engine.settings import EngineSettings
 from kvpool.engine.store import BlockStore, NullStore
 from kvpool.errors import ClosedError, ConfigError, KvpoolError
 from kvpool.request import (
@@ -38,7 +39,7 @@ from kvpool.request import (
     TokenOut,
     WorkerStatus,
 )
-from kvpool.units import GIB, MIB, MS, SECOND
+from kvpool.units import MS, SECOND
 
 log = logging.getLogger(__name__)
 
@@ -48,24 +49,6 @@ PUBLISH_NS = 10 * SECOND
 SETTLE_NS = 250 * MS
 """How long the end of a decode waits for its last pushes, so that the next turn finds them."""
 RETIRE_NS = 5 * SECOND
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Cores per pass, tokens per prefill pass, and the bounds: sequences held and queued, KV bytes of both kinds."""
-
-    threads: int = 1
-    chunk_tokens: int = 256
-    max_active: int = 64
-    max_queued: int = 256
-    kv_bytes: int = 8 * GIB
-    resident_bytes: int = 512 * MIB
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {self.threads}")
-        if self.chunk_tokens < 1:
-            raise ConfigError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
 
 
 class Engine:

@@ -173,7 +173,7 @@ class Sequence:
     async def _load(self, cache: SequenceCache, keys: list[BlockKey], deadline_ns: int) -> int:
         """Load the blocks of `keys` behind the full ones in `cache` into it; the number of tokens that came.
 
-        When we are cancelled meanwhile the store's call runs on to its deadline, but writes nothing any more.
+        When we are cancelled meanwhile the store's call is cancelled too, and whatever it still delivers is not written.
         """
         first = cache.length // self.chain.block_tokens
         counts = self.chain.counts(first, len(keys))
@@ -193,6 +193,7 @@ class Sequence:
         except asyncio.CancelledError:
             wanted = False
             call.add_done_callback(_look)
+            call.cancel()
             raise
         self._load_ns += time.monotonic_ns() - began_ns
         return sum(counts[:done])

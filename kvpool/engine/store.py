@@ -5,8 +5,8 @@ lives follows from the head of its extent, which may lie before the blocks that 
 block a call is about; `counts[i]` is the number of valid tokens of block `first + i` (only the last may be partial).
 
 Remote trouble never raises here: a miss, an error or a passed deadline ends the leading run, and the engine computes the
-rest. A call ends within its deadline (or a moment after), and once it has ended it calls neither sink nor fill any more; the
-engine never cancels one.
+rest. A call ends within its deadline (or a moment after), and once it has returned it calls neither sink nor fill any more. The
+engine may cancel a load; it never cancels a store, which reads memory that is wanted again.
 """
 
 import asyncio

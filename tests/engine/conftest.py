@@ -12,8 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as chatter
 
-from kvpool.engine.engine import Engine, EngineSettings
+from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model, load_model
+from kvpool.engine.settings import EngineSettings
 from kvpool.engine.store import BlockStore
 from kvpool.units import MIB, SECOND
 

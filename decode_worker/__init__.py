@@ -1,0 +1,1 @@
+"""The decode worker: the engine of `kvpool.engine` in the decode role."""

@@ -1,0 +1,40 @@
+"""What an engine and a worker can be told. No torch here: a wrong flag is refused before anything large is loaded."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvpool.errors import ConfigError
+from kvpool.units import GIB, MIB
+
+Role = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Cores per pass, tokens per prefill pass, and the bounds: sequences held and queued, KV bytes of both kinds."""
+
+    threads: int = 1
+    chunk_tokens: int = 256
+    max_active: int = 64
+    max_queued: int = 256
+    kv_bytes: int = 8 * GIB
+    resident_bytes: int = 512 * MIB
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        if self.chunk_tokens < 1:
+            raise ConfigError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """How a worker is set up. Without `cluster` it stands alone: no membership, no pool."""
+
+    role: Role
+    served_name: str
+    cluster: str | None = None
+    listen: str = "127.0.0.1:0"
+    transport: str = "auto"
+    drain_s: float = 3.0
+    settings: EngineSettings = field(default_factory=EngineSettings)

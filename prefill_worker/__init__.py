@@ -1,0 +1,1 @@
+"""The prefill worker: the engine of `kvpool.engine` in the prefill role."""
