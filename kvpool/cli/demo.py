@@ -20,6 +20,8 @@ from kvpool.units import MIB
 LEAST_CACHED = 0.9
 """From the second request on, at least this share of what was seen before must come from the cache."""
 _REFERENCE_TIMEOUT_S = 600
+_PLAIN_WIDTH = 130
+"""Columns when the output is not a terminal."""
 
 
 @click.command()
@@ -29,7 +31,7 @@ _REFERENCE_TIMEOUT_S = 600
 @click.option("--document", type=click.File("r"), default=str(DOCUMENT), help="Text the conversation is about.")
 def demo(model: str, max_tokens: int, transport: str, document: Any) -> None:
     """Serve a conversation on a fresh local cluster and prove its answers."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         ok = run_demo(console, model, max_tokens, transport, document.read())
     except KvpoolError as error:
@@ -55,9 +57,13 @@ def run_demo(console: Console, model: str, max_tokens: int, transport: str, docu
 
 
 def exchange_table(exchanges: Sequence[Exchange]) -> Table:
-    """What each request cost and who served it."""
+    """What each request cost and who served it.
+
+    `cached` are prompt tokens the prefill did not compute (from the pool or still in the worker), `pulled` what the decode worker
+    then took from the pool.
+    """
     table = Table(title="Requests", title_justify="left")
-    for name in ("#", "client", "prompt", "seen before", "cached", "TTFT", "tokens/s", "prefill worker", "decode worker"):
+    for name in ("#", "client", "prompt", "seen before", "cached", "pulled", "TTFT", "tokens/s", "prefill worker", "decode worker"):
         table.add_column(name, justify="left" if "worker" in name or name == "client" else "right")
     for number, exchange in enumerate(exchanges, 1):
         reply = exchange.reply
@@ -67,6 +73,7 @@ def exchange_table(exchanges: Sequence[Exchange]) -> Table:
             str(reply.prompt_tokens),
             str(exchange.shared_tokens),
             f"{reply.cached_tokens} ({reply.cached_tokens / reply.prompt_tokens:.0%})",
+            str((reply.extension.get("decode_sources") or {}).get("pool", "–")),
             f"{reply.ttft_s:.2f} s",
             f"{reply.tokens_per_s:.1f}",
             _name(reply.extension.get("prefill_worker")),
