@@ -18,8 +18,9 @@ from typing import Self
 
 from kvpool.errors import ConfigError, DeadlineError
 from kvpool.tier import DEFAULT_DIRECTORY, Arena, ArenaMapping
-from kvpool.transport import ShmOffer, UcxOffer, host_boot_id
+from kvpool.transport import ShmOffer, host_boot_id
 from kvpool.transport.ucx import UcxTarget
+from kvpool.transport.ucx.process import decode_offer, encode_offer
 
 _START_S = 60.0
 _STOP_S = 10.0
@@ -37,8 +38,8 @@ class ArenaOwner:
         self.pid = self._process.pid
         try:
             said = self._first_line()
-            self.shm = ShmOffer(path=str(said["path"]), boot_id=host_boot_id())
-            self.ucx = _decode_offer(said["ucx"]) if ucx else None
+            self.shm = ShmOffer(path=said["path"], boot_id=host_boot_id())
+            self.ucx = decode_offer(said["ucx"]) if ucx else None
             self.mapping = self.map()
         except BaseException:
             self.kill()
@@ -85,32 +86,15 @@ class ArenaOwner:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _first_line(self) -> dict[str, object]:
+    def _first_line(self) -> dict[str, str]:
         stream = self._process.stdout
         if stream is None or not select.select([stream], [], [], _START_S)[0]:
             raise DeadlineError(f"the arena owner said nothing within {_START_S:.0f} s")
         line = stream.readline()
         if not line:
             raise ConfigError("the arena owner ended before it was ready; see its messages above")
-        said: dict[str, object] = json.loads(line)
+        said: dict[str, str] = json.loads(line)
         return said
-
-
-def _encode_offer(offer: UcxOffer) -> dict[str, object]:
-    return {
-        "worker_address": offer.worker_address.hex(), "rkey": offer.rkey.hex(), "base_address": offer.base_address, "length": offer.length,
-    }  # fmt: skip
-
-
-def _decode_offer(said: object) -> UcxOffer:
-    if not isinstance(said, dict):
-        raise ConfigError(f"not an offer: {said!r}")
-    return UcxOffer(
-        worker_address=bytes.fromhex(said["worker_address"]),
-        rkey=bytes.fromhex(said["rkey"]),
-        base_address=int(said["base_address"]),
-        length=int(said["length"]),
-    )
 
 
 def main() -> None:
@@ -123,7 +107,7 @@ def main() -> None:
     args = parser.parse_args()
     with Arena.create(args.directory, args.node_id, _INCARNATION, args.capacity) as arena:
         target = UcxTarget(arena.data) if args.ucx else None
-        print(json.dumps({"path": str(arena.path), "ucx": _encode_offer(target.offer) if target else None}), flush=True)
+        print(json.dumps({"path": str(arena.path), "ucx": encode_offer(target.offer) if target else ""}), flush=True)
         os.read(sys.stdin.fileno(), 1)
         if target is not None:
             target.close()

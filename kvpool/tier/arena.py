@@ -16,6 +16,7 @@ import fcntl
 import mmap
 import os
 import stat
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -78,7 +79,7 @@ class Arena(_Mapped):
 
     def __init__(self, path: Path, superblock: Superblock, data: Bytes, descriptor: int) -> None:
         super().__init__(path, superblock, data)
-        self._descriptor = descriptor
+        self._finish = weakref.finalize(self, _give_back, path, descriptor, os.getpid())
 
     @classmethod
     def create(cls, directory: str | Path, node_id: str, incarnation: int, capacity: int) -> "Arena":
@@ -103,12 +104,8 @@ class Arena(_Mapped):
 
     def close(self) -> None:
         """Unlink the file, drop the lock and the mapping; twice is fine. Processes that mapped it keep their frozen bytes."""
-        if self._data is None:
-            return
         super().close()
-        self.path.unlink(missing_ok=True)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping keeps a duplicate of the descriptor open while views live
-        os.close(self._descriptor)
+        self._finish()
 
 
 class ArenaMapping(_Mapped):
@@ -156,6 +153,15 @@ def reap_stale(directory: str | Path) -> tuple[Path, ...]:
         finally:
             os.close(descriptor)
     return tuple(reaped)
+
+
+def _give_back(path: Path, descriptor: int, process: int) -> None:
+    """The end of an owner, by `close`, by garbage collection or at exit; in a forked child nothing, the arena is the parent's."""
+    if os.getpid() != process:
+        return
+    path.unlink(missing_ok=True)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping keeps a duplicate of the descriptor open while views of it live
+    os.close(descriptor)
 
 
 def _create_locked(path: Path) -> int:

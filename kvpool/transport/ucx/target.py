@@ -5,7 +5,7 @@ nothing else. While there is traffic it polls; after `_SPIN_NS` without any it a
 node costs no CPU, and a request that finds it asleep pays one wake-up (tens of microseconds).
 
 Ending: the thread is a daemon, because a thread that the interpreter waits for before it runs its exit handlers would never be told to
-stop. The finalizer (on `close`, on garbage collection, at exit) wakes it, waits for it, and only then takes UCX apart.
+stop. The finalizer (on `close`, on garbage collection, at exit) wakes it and waits while it takes UCX apart.
 """
 
 import ctypes
@@ -74,6 +74,7 @@ class _Served:
             self.session.destroy()
             raise
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._unwake = weakref.finalize(self, os.close, self._wake)
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="kvpool-ucx-target", daemon=True)
         self._thread.start()
@@ -87,13 +88,11 @@ class _Served:
             return
         self._stopping = True
         os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is self._thread:
+            return  # collected while this very thread ran: it ends by itself
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             _log.error("the UCX target's thread did not stop in %.0f s; its memory stays registered", _JOIN_S)
-            return
-        os.close(self._wake)
-        self.session.calls.ucp_mem_unmap(self.session.context, self._memory)
-        self.session.destroy()
 
     def _serve(self) -> None:
         poller = select.poll()
@@ -106,6 +105,9 @@ class _Served:
                     poller.poll(_SLEEP_MS)
         except ConfigError:
             _log.exception("the UCX target stops serving")
+        finally:
+            self.session.calls.ucp_mem_unmap(self.session.context, self._memory)
+            self.session.destroy()
 
     def _drain(self) -> None:
         """Progress until nothing has happened for `_SPIN_NS`."""
