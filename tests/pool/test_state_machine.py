@@ -1,0 +1,284 @@
+"""PoolState against a model of plain dicts, under any history Hypothesis can think of.
+
+The model has a real arena: a granted block is written at once with bytes only it has. Whoever may still look at bytes (live
+leases of both kinds) is checked after every step, so handing leased bytes out twice can't stay unseen.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import PrefixLru
+from kvpool.pool import EXISTS, NO_SPACE, Granted, PoolLimits, PoolState, Reserve
+
+PARENTS = [None, 0, 1, 2, 1, 4, 0, None, 7, 8, 8, None]  # a small forest: block i continues PARENTS[i]
+KEYS = [BlockKey(sha256(b"%d" % i).digest()) for i in range(len(PARENTS))]
+BLOCKS = st.integers(0, len(KEYS) - 1)
+BATCHES = st.lists(BLOCKS, min_size=1, max_size=5)
+TTLS = st.sampled_from([0, 0, 0, 5, 30])
+LENGTHS = st.sampled_from([1, 64, 100, 128, 200, 256, 640])
+
+
+def depth(block: int) -> int:
+    parent = PARENTS[block]
+    return 0 if parent is None else depth(parent) + 16
+
+
+def lineage(block: int) -> list[int]:
+    parent = PARENTS[block]
+    return [block] if parent is None else [*lineage(parent), block]
+
+
+@dataclass
+class Copy:
+    """One incarnation of a block: its place, its bytes."""
+
+    block: int
+    offset: int
+    length: int
+    content: bytes
+    expires: int | None = None
+    ttl: int = 0
+
+
+@dataclass
+class Held:
+    """A lease as the model knows it."""
+
+    deadline: int
+    write: bool
+    copies: list[Copy]
+    finished: list[Copy] = field(default_factory=list)
+
+
+class PoolAgainstModel(RuleBasedStateMachine):
+    @initialize(units=st.integers(2, 24), tight=st.booleans())
+    def start(self, units: int, tight: bool) -> None:
+        limits = PoolLimits(max_leases=4, max_leased_blocks=12, max_blocks=6, max_lease_ns=40) if tight else PoolLimits()
+        self.limits = limits
+        self.pool = PoolState(units * 64, PrefixLru(), limits)
+        self.arena = bytearray(units * 64)
+        self.now = 0
+        self.serial = 0
+        self.committed: dict[int, Copy] = {}
+        self.reserved: dict[int, Copy] = {}
+        self.leases: dict[int, Held] = {}
+
+    # What the model does by itself
+
+    def settle(self) -> None:
+        """Leases and ttls that are due."""
+        for lease_id in [i for i, held in self.leases.items() if held.deadline <= self.now]:
+            self.end(lease_id)
+        self.sweep()
+
+    def sweep(self) -> None:
+        for block, copy in list(self.committed.items()):
+            if copy.expires is not None and copy.expires <= self.now and not self.readers(copy):
+                del self.committed[block]
+
+    def end(self, lease_id: int) -> None:
+        held = self.leases.pop(lease_id)
+        if held.write:
+            for copy in held.copies:
+                if self.reserved.get(copy.block) is copy:
+                    del self.reserved[copy.block]
+
+    def readers(self, copy: Copy) -> int:
+        return sum(c is copy for held in self.leases.values() if not held.write for c in held.copies)
+
+    def deadline(self, lease: int) -> int:
+        return self.now + min(lease, self.limits.max_lease_ns)
+
+    # Rules
+
+    @rule(blocks=BATCHES, length=LENGTHS, lease=st.integers(1, 60), ttl=TTLS)
+    def reserve(self, blocks: list[int], length: int, lease: int, ttl: int) -> None:
+        self.settle()
+        parents = [PARENTS[block] for block in blocks]
+        items = [Reserve(KEYS[b], None if p is None else KEYS[p], depth(b), length, ttl) for b, p in zip(blocks, parents, strict=True)]
+        before = self.pool.books()
+        got = self.pool.reserve(items, owner="w", lease_ns=lease, now_ns=self.now)
+        self.note_evictions(set(blocks) | {p for p in parents if p is not None})
+        copies: list[Copy] = []
+        for block, grant in zip(blocks, got.grants, strict=True):
+            assert (grant is EXISTS) == (block in self.committed or block in self.reserved)
+            if isinstance(grant, Granted):
+                copies.append(self.write(block, grant.offset, length, ttl))
+        assert (got.lease_id != 0) == bool(copies)
+        if copies:
+            self.leases[got.lease_id] = Held(self.deadline(lease), True, copies)
+        if before.pinned == 0 and parents == [None] and got.grants[0] is NO_SPACE:
+            assert length > before.capacity
+
+    @rule(block=BLOCKS, length=LENGTHS, ttl=TTLS)
+    def put_chain(self, block: int, length: int, ttl: int) -> None:
+        """The usual client: a whole chain, reserved and committed at once."""
+        chain = lineage(block)
+        self.reserve(chain, length, 10, ttl)
+        if self.leases and self.leases[max(self.leases)].write:
+            self.commit_under(max(self.leases), chain)
+
+    def write(self, block: int, offset: int, length: int, ttl: int) -> Copy:
+        self.serial += 1
+        content = bytes([self.serial % 251 + 1]) * length
+        self.arena[offset : offset + length] = content
+        copy = Copy(block, offset, length, content, ttl=ttl)
+        self.reserved[block] = copy
+        return copy
+
+    def note_evictions(self, named: set[int]) -> None:
+        """Blocks that are gone after a reserve: none leased, none named, and no head before its tail."""
+        present = self.pool.lookup(KEYS, self.now)
+        gone = [block for block in self.committed if not present[block]]
+        for block in gone:
+            assert not self.readers(self.committed[block])
+            assert block not in named
+            del self.committed[block]
+        for block in gone:
+            assert not [child for child in self.committed if PARENTS[child] == block]
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), blocks=BATCHES)
+    def commit(self, data: st.DataObject, blocks: list[int]) -> None:
+        lease_id = data.draw(st.sampled_from([*sorted(self.leases), max(self.leases) + 1]))
+        held = self.leases.get(lease_id)
+        own = [copy.block for copy in held.copies + held.finished] if held is not None else []
+        self.settle()
+        self.commit_under(lease_id, blocks + data.draw(st.permutations(own)))
+
+    def commit_under(self, lease_id: int, blocks: list[int]) -> None:
+        done = self.pool.commit(lease_id, [KEYS[block] for block in blocks], self.now)
+        held = self.leases.get(lease_id)
+        for block, ok in zip(blocks, done, strict=True):
+            assert ok == (held is not None and held.write and self.commit_one(held, block))
+        if held is not None and held.write and not held.copies:
+            del self.leases[lease_id]
+
+    def commit_one(self, held: Held, block: int) -> bool:
+        copy = next((c for c in held.copies if c.block == block), None)
+        if copy is None:
+            return any(self.committed.get(block) is c for c in held.finished)
+        held.copies.remove(copy)
+        held.finished.append(copy)
+        if self.reserved.get(block) is not copy:
+            return False
+        self.committed[block] = self.reserved.pop(block)
+        if copy.ttl:
+            copy.expires = self.now + copy.ttl
+        return True
+
+    @rule(block=BLOCKS, lease=st.integers(1, 60))
+    def acquire_chain(self, block: int, lease: int) -> None:
+        """The usual reader: head to tail."""
+        self.acquire(lineage(block), lease)
+
+    @rule(blocks=BATCHES, lease=st.integers(1, 60))
+    def acquire(self, blocks: list[int], lease: int) -> None:
+        self.settle()
+        expected = [self.committed.get(block) for block in blocks]
+        hits = [copy for copy in expected if copy is not None]
+        references = sum(len(held.copies) for held in self.leases.values())
+        full = len(self.leases) >= self.limits.max_leases or references + len(hits) > self.limits.max_leased_blocks
+        got = self.pool.acquire([KEYS[block] for block in blocks], owner="r", lease_ns=lease, now_ns=self.now)
+        assert [None if at is None else (at.offset, at.length) for at in got.found] == [
+            None if copy is None or full else (copy.offset, copy.length) for copy in expected
+        ]
+        assert (got.lease_id != 0) == (bool(hits) and not full)
+        if got.lease_id:
+            self.leases[got.lease_id] = Held(self.deadline(lease), False, hits)
+
+    @rule(blocks=BATCHES)
+    def lookup(self, blocks: list[int]) -> None:
+        self.settle()
+        present = self.pool.lookup([KEYS[block] for block in blocks], self.now)
+        assert list(present) == [block in self.committed for block in blocks]
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), lease=st.integers(1, 60))
+    def renew(self, data: st.DataObject, lease: int) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.settle()
+        alive = self.pool.renew(lease_id, lease, self.now)
+        assert alive == (lease_id in self.leases)
+        if alive:
+            self.leases[lease_id].deadline = max(self.leases[lease_id].deadline, self.deadline(lease))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.settle()
+        assert self.pool.release(lease_id, self.now) == (lease_id in self.leases)
+        if lease_id in self.leases:
+            self.end(lease_id)
+        self.sweep()
+
+    @rule(block=BLOCKS)
+    def discard(self, block: int) -> None:
+        there = block in self.committed or block in self.reserved
+        assert self.pool.discard(KEYS[block]) == there
+        self.committed.pop(block, None)
+        self.reserved.pop(block, None)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), offset=st.integers(0, 30), length=st.integers(0, 6))
+    def leased_ranges(self, data: st.DataObject, offset: int, length: int) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.pool.tick(self.now)
+        self.settle()
+        held = self.leases.get(lease_id)
+        touchable = set[int]()
+        for copy in held.copies if held is not None else []:
+            touchable.update(range(copy.offset // 64, -(-(copy.offset + copy.length) // 64)))
+        expected = length > 0 and touchable.issuperset(range(offset, offset + length))
+        assert self.pool.leased_ranges(lease_id, [(offset * 64, length * 64)]) == expected
+
+    @rule(by=st.integers(1, 10))
+    def pass_time(self, by: int) -> None:
+        self.now += by
+
+    @rule()
+    def tick(self) -> None:
+        self.pool.tick(self.now)
+        self.settle()
+
+    # After every step
+
+    @invariant()
+    def books_balance_and_everything_agrees(self) -> None:
+        if hasattr(self, "pool"):
+            books = self.pool.books()
+            assert books.free + books.used + books.pinned == books.capacity
+            self.pool.check()
+
+    @invariant()
+    def no_live_bytes_were_overwritten(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        live = [copy for held in self.leases.values() for copy in held.copies if held.deadline > self.now]
+        live += list(self.committed.values())
+        extents = sorted({(copy.offset, copy.length) for copy in live})
+        for copy in live:
+            assert bytes(self.arena[copy.offset : copy.offset + copy.length]) == copy.content
+        for (offset, length), (following, _) in itertools.pairwise(extents):
+            assert offset + length <= following
+
+    def teardown(self) -> None:
+        """Everything is reclaimable once all leases and ttls have run out."""
+        if hasattr(self, "pool"):
+            self.pool.tick(self.now + 1000)
+            books = self.pool.books()
+            assert (books.pinned, books.read_leases, books.write_leases) == (0, 0, 0)
+            got = self.pool.reserve([Reserve(KEYS[0], None, 0, books.capacity)], owner="w", lease_ns=1, now_ns=self.now + 1000)
+            assert got.grants[0] == (EXISTS if self.pool.lookup(KEYS[:1], self.now + 1000)[0] else Granted(0))
+            self.pool.check()
+
+
+PoolAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolAgainstModel = PoolAgainstModel.TestCase
