@@ -10,6 +10,8 @@ have the same length), then the smallest larger bin, the tightest of a few there
 lengths are multiples of `ALIGNMENT`, so that every frame starts on a cache line.
 """
 
+from collections.abc import Sequence
+
 from kvpool.errors import ConfigError
 from kvpool.pool.story import InvariantError
 
@@ -95,6 +97,14 @@ class Allocator:
     def extents(self) -> list[tuple[int, int]]:
         """All allocated (offset, size), in order of offset."""
         return sorted(self._taken.items())
+
+    def largest_between(self, offsets: Sequence[int]) -> int:
+        """The largest hole there would be if only the extents at `offsets` stayed."""
+        largest = position = 0
+        for offset in sorted(offsets):
+            largest = max(largest, offset - position)
+            position = offset + self._taken[offset]
+        return max(largest, self.capacity_bytes - position)
 
     @property
     def holes(self) -> int:

@@ -41,8 +41,8 @@ def audit(parts: Parts) -> None:
     """Raise `InvariantError` when any two parts disagree."""
     parts.allocator.check()
     _check_states(parts)
-    _check_bytes(parts)
     _check_leases(parts)
+    _check_bytes(parts)
     _check_policy(parts)
 
 

@@ -89,6 +89,7 @@ class PoolState:
         self._doomed: dict[int, Resident] = {}  # by offset
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._ceiling: int | None = None  # during one reserve: no item above it can fit; None: not computed
+        self._evicted: list[BlockKey] = []  # during one reserve
         self._now_ns = 0
         self._due_ns = NEVER_NS  # nothing is due before
 
@@ -99,7 +100,7 @@ class PoolState:
             _check_item(item)
         self._advance(now_ns)
         room = self._leases.room_for(len(items))
-        self._ceiling = None
+        self._ceiling, self._evicted = None, []
         lease: Lease | None = None
         grants: list[Grant] = []
         with closing(self._evictable(items)) as victims:
@@ -115,6 +116,9 @@ class PoolState:
                 lease = lease or self._leases.open_write(owner, self._deadline(lease_ns, now_ns))
                 self._enter(item, offset, lease)
                 grants.append(Granted(offset))
+        if self._evicted:
+            self._counters["evicted"] += len(self._evicted)
+            self._story.record(now_ns, "evicted", 0, self._evicted)
         if lease is None:
             return Reserved(lease_id=0, grants=tuple(grants))
         self._story.record(now_ns, "reserved", lease.id, tuple(lease.writes or ()))
@@ -222,6 +226,7 @@ class PoolState:
         else:
             self._unlink(block)
             self._drop_used(block, "discard")
+            self._story.record(self._now_ns, "discarded", 0, (key,))
         self._counters["discarded"] += 1
         return True
 
@@ -309,7 +314,7 @@ class PoolState:
                 return None
             self._unlink(victim)
             self._drop_used(victim, "evict")
-            self._counters["evicted"] += 1
+            self._evicted.append(victim.key)
         raise AssertionError("unreachable")
 
     def _largest_gap(self) -> int:
@@ -363,12 +368,11 @@ class PoolState:
         """Give back the bytes of an unlinked block that no lease holds."""
         self._move(block, event)
         self._ledger.free_used(self._allocator.free(block.location.offset))
-        self._story.record(self._now_ns, event, 0, (block.key,))
 
     def _doom(self, block: Resident) -> None:
         self._move(block, "doom")
         self._doomed[block.location.offset] = block
-        self._story.record(self._now_ns, "doom", 0, (block.key,))
+        self._story.record(self._now_ns, "doomed", 0, (block.key,))
 
     def _drain(self, block: Resident) -> None:
         self._move(block, "drain")
@@ -432,6 +436,7 @@ class PoolState:
     def _expire(self, block: Resident) -> None:
         self._unlink(block)
         self._drop_used(block, "expire")
+        self._story.record(self._now_ns, "expired", 0, (block.key,))
         self._counters["expired"] += 1
 
     # Arguments

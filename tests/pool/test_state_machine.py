@@ -20,7 +20,7 @@ PARENTS = [None, 0, 1, 2, 1, 4, 0, None, 7, 8, 8, None]  # a small forest: block
 KEYS = [BlockKey(sha256(b"%d" % i).digest()) for i in range(len(PARENTS))]
 BLOCKS = st.integers(0, len(KEYS) - 1)
 BATCHES = st.lists(BLOCKS, min_size=1, max_size=5)
-TTLS = st.sampled_from([0, 0, 0, 5, 30])
+TTLS = st.sampled_from([0, 0, 5, 15])
 LENGTHS = st.sampled_from([1, 64, 100, 128, 200, 256, 640])
 
 
@@ -280,5 +280,5 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.pool.check()
 
 
-PoolAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoolAgainstModel.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestPoolAgainstModel = PoolAgainstModel.TestCase
