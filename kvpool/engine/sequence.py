@@ -94,7 +94,7 @@ class Sequence:
         if cache is None:
             cache = self._parts.model.new_cache(capacity=capacity, limit=self.limit)
         else:
-            cache.fit(capacity=capacity, limit=self.limit)
+            await asyncio.to_thread(cache.fit, capacity=capacity, limit=self.limit)  # may copy a lot
         resident, first = cache.length, cache.length // size
         loaded = await self._load(cache, chain.with_tail() if tail else chain.keys, deadline_ns)
         if loaded:

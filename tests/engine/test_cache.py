@@ -82,6 +82,12 @@ def test_reserve_doubles_up_to_the_limit_and_keeps_the_data() -> None:
         cache.reserve(257)
 
 
+@pytest.mark.parametrize("capacity", [1, 3, 1000])
+def test_cache_memory_is_aligned(capacity: int) -> None:
+    """Kernels may sum in another order on memory that isn't aligned, and equal passes must give equal bits."""
+    assert SequenceCache(_geometry(), capacity=capacity, limit=1000).data.data_ptr() % 64 == 0
+
+
 def test_fit_gives_back_what_is_beyond_a_new_limit() -> None:
     """A cache that changes hands takes no more memory than its new request may."""
     cache = _filled(20, capacity=200)

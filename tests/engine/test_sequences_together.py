@@ -1,0 +1,213 @@
+"""Requests that meet each other: the worker's own memory, turns on the compute thread, loads that are slow or abandoned."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from time import monotonic_ns
+from typing import Any
+
+import pytest
+
+from kvpool.block import BlockKey
+from kvpool.engine.engine import Engine
+from kvpool.engine.model import Model
+from kvpool.engine.prefill import LOAD_FLOOR_NS
+from kvpool.engine.store import MemoryStore, NullStore, Sink
+from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Published, Started, TokenOut, TokenSources
+from kvpool.units import MIB, MS, SECOND
+
+BLOCK, CHUNK = 8, 32
+Prompts = Callable[..., tuple[int, ...]]
+Greedy = Callable[[tuple[int, ...], int], list[int]]
+EngineMaker = Callable[..., AbstractAsyncContextManager[Engine]]
+
+
+class HeldStore(MemoryStore):
+    """Loads wait until `go` is set, then deliver even to a caller that gave up, as a thread in the middle of a copy would."""
+
+    def __init__(self, bytes_per_token: int) -> None:
+        super().__init__(bytes_per_token)
+        self.go = threading.Event()
+        self.go.set()
+        self.asked = asyncio.Event()
+        self.deadlines: list[int] = []
+
+    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int) -> int:
+        self.deadlines.append(deadline_ns - monotonic_ns())
+        self.asked.set()
+
+        def deliver() -> int:
+            assert self.go.wait(10)
+            return self._load(list(chain), first, list(counts), sink)
+
+        return await asyncio.to_thread(deliver)
+
+
+@pytest.fixture
+def store(model: Model) -> HeldStore:
+    return HeldStore(model.geometry.bytes_per_token)
+
+
+async def first_of(engine: Engine, prompt: tuple[int, ...]) -> FirstToken:
+    first, published = [event async for event in engine.prefill(PrefillRequest(request_id="p", prompt=prompt))]
+    assert isinstance(first, FirstToken)
+    assert published == Published(tokens=len(prompt), blocks_written=published.blocks_written)  # type: ignore[union-attr]
+    return first
+
+
+async def answer_of(engine: Engine, prompt: tuple[int, ...], count: int = 12) -> tuple[Started, list[int]]:
+    started, *events = [event async for event in engine.decode(DecodeRequest(request_id="d", prompt=prompt, max_tokens=count))]
+    assert isinstance(started, Started)
+    return started, [event.token for event in events if isinstance(event, TokenOut)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for `condition`, for at most ten seconds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def active(engine: Engine) -> int:
+    return engine.status(role="", model="").active_requests
+
+
+async def test_next_turn_on_the_same_worker_takes_its_own_kv(engine_of: EngineMaker, prompts: Prompts, greedy: Greedy) -> None:
+    """A conversation that stays on its worker computes only what is new, without a pool, down to the token."""
+    prompt = prompts(45)
+    async with engine_of(NullStore(), resident_bytes=MIB) as engine:
+        _, answer = await answer_of(engine, prompt)
+        await until(lambda: active(engine) == 0)
+        turn = (*prompt, *answer, *prompts(9, seed=5))
+        started, second = await answer_of(engine, turn)
+        await until(lambda: active(engine) == 0)
+        resident = engine.status(role="", model="").resident_tokens
+    assert started.sources == TokenSources(resident=45 + 11, computed=1 + 9)
+    assert (answer, second) == (greedy(prompt, 12), greedy(turn, 12))
+    assert resident == len(turn) + 11
+
+
+async def test_resident_prefix_is_completed_from_the_pool(
+    engine_of: EngineMaker, store: HeldStore, prompts: Prompts, greedy: Greedy
+) -> None:
+    """This worker's part of the prefix, then the pool's, then computing: each token counted once, where it came from."""
+    prompt = prompts(90)
+    async with engine_of(store) as other:
+        await first_of(other, prompt)
+    async with engine_of(store, resident_bytes=MIB) as engine:
+        await first_of(engine, prompt[:36])
+        await until(lambda: active(engine) == 0)
+        first = await first_of(engine, prompt)
+    assert first.sources == TokenSources(resident=32, pool=56, computed=2)
+    assert first.token == greedy(prompt, 1)[0]
+
+
+async def test_resident_blocks_the_pool_lost_are_pushed_again(engine_of: EngineMaker, store: HeldStore, prompts: Prompts) -> None:
+    """The hand-off needs the whole prompt in the pool, also what this worker had and the pool has evicted."""
+    prompt = prompts(64)
+    async with engine_of(store, resident_bytes=MIB) as engine:
+        await first_of(engine, prompt)
+        await until(lambda: active(engine) == 0)
+        store.blocks.clear()
+        first = await first_of(engine, prompt)
+    assert first.sources == TokenSources(resident=63, computed=1)
+    assert len(store.blocks) == 8
+
+
+async def test_resident_memory_serves_one_request_at_a_time(engine_of: EngineMaker, prompts: Prompts, greedy: Greedy) -> None:
+    """Two requests with one prefix at once: one takes the resident KV, the other computes; both are right."""
+    shared = prompts(40)
+    async with engine_of(NullStore(), resident_bytes=MIB) as engine:
+        await answer_of(engine, shared)
+        await until(lambda: active(engine) == 0)
+        turns = [(*shared, *prompts(7, seed=s)) for s in (1, 2)]
+        answers = await asyncio.gather(*(answer_of(engine, turn) for turn in turns))
+    assert sorted(started.sources.resident for started, _ in answers) == [0, 40]
+    assert [tokens for _, tokens in answers] == [greedy(turn, 12) for turn in turns]
+
+
+async def test_long_prefill_and_decodes_take_turns(engine_of: EngineMaker, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a long prompt is computed, every running decode gets a token between any two of its chunks."""
+    passes: list[int] = []
+    extend, predict = Model.extend, Model.predict
+    everybody_waits: list[Callable[[], bool]] = []
+
+    def slow_extend(self: Model, cache: Any, tokens: Sequence[int]) -> None:
+        passes.append(len(tokens))
+        assert everybody_waits[0]()  # a chunk takes so long that both decodes come back
+        extend(self, cache, tokens)
+
+    def noted_predict(self: Model, cache: Any, tokens: Sequence[int]) -> Any:
+        passes.append(len(tokens))
+        return predict(self, cache, tokens)
+
+    monkeypatch.setattr(Model, "extend", slow_extend)
+    monkeypatch.setattr(Model, "predict", noted_predict)
+    async with engine_of(NullStore()) as engine:
+        compute = engine._parts.compute
+
+        def both_waiting() -> bool:
+            with compute._changed:
+                return compute._changed.wait_for(lambda: len(compute._turns) == 2, 10)
+
+        everybody_waits.append(both_waiting)
+        streams = [engine.decode(DecodeRequest(request_id="d", prompt=(i, 2), max_tokens=300)) for i in range(2)]
+        for stream in streams:
+            await anext(stream)
+        readers = [asyncio.create_task(_read(stream)) for stream in streams]
+        del passes[:]
+        await first_of_alone(engine, prompts(320))
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    between = "".join("C" if size == CHUNK else "s" for size in passes).strip("s").split("C")[1:-1]
+    assert len(between) == 9
+    assert all(steps.count("s") >= 2 for steps in between)
+
+
+async def first_of_alone(engine: Engine, prompt: tuple[int, ...]) -> None:
+    """A prefill whose blocks nobody keeps."""
+    async for _ in engine.prefill(PrefillRequest(request_id="p", prompt=prompt)):
+        pass
+
+
+async def _read(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_load_gets_the_time_a_recomputation_would_take(engine_of: EngineMaker, store: HeldStore, prompts: Prompts) -> None:
+    """Never slower than recompute: the deadline follows the measured speed, has a floor, and the request's own deadline caps it."""
+    prompt = prompts(160)
+    async with engine_of(store) as engine:
+        await first_of(engine, prompt)
+        assert store.deadlines.pop() <= LOAD_FLOOR_NS
+        engine._parts.rate._tokens, engine._parts.rate._ns = 100, SECOND
+        await first_of(engine, prompt)
+        assert SECOND < store.deadlines.pop() <= 1.6 * SECOND
+        request, soon = PrefillRequest(request_id="p", prompt=prompt), monotonic_ns() + 100 * MS
+        async for _ in engine.prefill(request, deadline_ns=soon):
+            pass
+        assert store.deadlines.pop() <= 100 * MS
+
+
+async def test_request_cancelled_during_a_load_goes_at_once(
+    engine_of: EngineMaker, store: HeldStore, prompts: Prompts, greedy: Greedy
+) -> None:
+    """A slow pool doesn't hold a cancelled request, and what it still delivers then harms nobody."""
+    prompt = prompts(64)
+    async with engine_of(store, resident_bytes=MIB) as engine:
+        await first_of(engine, prompt[:32])
+        await until(lambda: active(engine) == 0)
+        store.asked.clear()
+        store.go.clear()
+        task = asyncio.create_task(answer_of(engine, prompt))
+        await store.asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: active(engine) == 0)
+        store.go.set()
+        _, tokens = await answer_of(engine, prompt)
+    assert tokens == greedy(prompt, 12)
