@@ -4,7 +4,7 @@ from contextlib import closing
 from hashlib import sha256
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvpool.block import BlockKey
@@ -174,7 +174,7 @@ def lineage(name: str) -> list[str]:
 
 
 @given(st.lists(st.tuples(st.sampled_from("iterv"), st.sampled_from(sorted(TREE)), st.sampled_from(sorted(TREE)))))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_prefix_lru_any_history_never_offers_a_needed_block(history: list[tuple[str, str, str]]) -> None:
     """Whatever happened before, no victim has a resident child, and everything unleased without leased tail can go."""
     policy, resident = PrefixLru(), set[str]()
@@ -211,7 +211,7 @@ def test_prefix_lru_any_history_never_offers_a_needed_block(history: list[tuple[
 
 
 @given(st.lists(st.sampled_from(sorted(TREE)), max_size=30), st.integers(0, 8))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_prefix_lru_whole_prefix_touches_equal_exact_lru_of_leaves(touches: list[str], evictions: int) -> None:
     """Readers touch prefixes; for such histories the queue is exact: always the least recently used leaf."""
     policy, used = PrefixLru(), dict[str, int]()

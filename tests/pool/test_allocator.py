@@ -5,7 +5,7 @@ import random
 from collections import OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvpool.errors import ConfigError
@@ -94,7 +94,7 @@ def test_allocator_largest_between_sees_gaps_edges_and_nothing() -> None:
     st.integers(1, 200).map(lambda n: n * 64),
     st.lists(st.one_of(st.tuples(st.just("a"), st.integers(1, 4096)), st.tuples(st.just("f"), st.integers(0, 63))), max_size=80),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_allocator_any_history_tiles_the_arena(capacity: int, history: list[tuple[str, int]]) -> None:
     """Extents never overlap, holes are maximal, counts are right, after every step; a refusal is honest within 3 %."""
     allocator = Allocator(capacity)

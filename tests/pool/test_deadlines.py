@@ -1,6 +1,6 @@
 """Deadlines: order, changes, bounded size."""
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
@@ -42,6 +42,7 @@ def test_deadlines_many_renewals_stay_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("sdp"), st.integers(0, 5), st.integers(0, 50)), max_size=200))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_deadlines_any_history_equals_a_plain_dict(history: list[tuple[str, int, int]]) -> None:
     """The heap with stale entries behaves like a sorted dict."""
     deadlines: Deadlines[int] = Deadlines()

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -280,5 +280,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.pool.check()
 
 
-PoolAgainstModel.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+PoolAgainstModel.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestPoolAgainstModel = PoolAgainstModel.TestCase
