@@ -18,7 +18,7 @@ from typing import Self
 
 from kvpool.errors import ConfigError, DeadlineError
 from kvpool.tier import DEFAULT_DIRECTORY, Arena, ArenaMapping
-from kvpool.transport import ShmOffer, host_boot_id
+from kvpool.transport import ShmOffer, UcxOffer, host_boot_id
 from kvpool.transport.ucx import UcxTarget
 from kvpool.transport.ucx.process import decode_offer, encode_offer
 
@@ -48,6 +48,12 @@ class ArenaOwner:
     def map(self) -> ArenaMapping:
         """Another mapping of the arena, as another client would make it."""
         return ArenaMapping.open(self.shm.path, self.node_id, self.incarnation)
+
+    def ucx_offer(self) -> UcxOffer:
+        """Its offer. Raises `ConfigError` if it was started without UCX."""
+        if self.ucx is None:
+            raise ConfigError("this owner serves no UCX; start it with ucx=True")
+        return self.ucx
 
     @property
     def alive(self) -> bool:

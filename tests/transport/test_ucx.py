@@ -11,7 +11,7 @@ from kvpool.transport.ucx import UcxReach
 
 @pytest.fixture(scope="module")
 def sides(far_sides: Callable[..., Any]) -> Any:
-    return far_sides(lambda owner: UcxReach(owner.ucx), ucx=True, outlives_owner=False)
+    return far_sides(lambda owner: UcxReach(owner.ucx_offer()), ucx=True, outlives_owner=False)
 
 
 class TestUcxReach(ReachKit):

@@ -1,0 +1,33 @@
+"""What one request may carry, and who serves it."""
+
+import pytest
+
+from kvpool.transport import Run
+from kvpool.transport.ucx.lane import is_one_sided, pieces
+from kvpool.units import MIB
+
+
+def test_pieces_of_an_emulated_lane_fit_one_message_and_lose_nothing() -> None:
+    """A message of two segments could leave the target with an answer it can't send."""
+    cut = list(pieces([Run(10, 2 * MIB + 5, 3), Run(99, 0, 0), Run(7, 1, 8)], one_sided=False))
+    assert cut == [Run(10, MIB, 3), Run(10 + MIB, MIB, 3 + MIB), Run(10 + 2 * MIB, 5, 3 + 2 * MIB), Run(7, 1, 8)]
+
+
+def test_pieces_of_a_one_sided_lane_are_the_runs() -> None:
+    """The network card cuts by itself."""
+    assert list(pieces([Run(10, 5 * MIB, 3), Run(99, 0, 0)], one_sided=True)) == [Run(10, 5 * MIB, 3)]
+
+
+@pytest.mark.parametrize(
+    ("transports", "alone"),
+    [
+        ((), False),
+        (("tcp/lo",), False),
+        (("ud_mlx5/mlx5_0:1",), False),
+        (("rc_mlx5/mlx5_0:1", "tcp/eth0"), True),
+        (("dc_mlx5/mlx5_0:1",), True),
+    ],
+)
+def test_only_reliable_rdma_transports_serve_alone(transports: tuple[str, ...], alone: bool) -> None:
+    """Everything else is emulated by messages; an unknown transport is taken for such a one."""
+    assert is_one_sided(transports) is alone
