@@ -68,6 +68,11 @@ class Links:
         except RemoteError:
             await self.failed(ref)
             raise
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling() or not task.cancelled():
+                raise
+            raise RemoteError(f"the connection to the node at {ref.address} was given up by another call") from None
 
     async def failed(self, ref: NodeRef, *, reach: str | None = None) -> None:
         """Give up the connection to `ref`: its node, or only its `reach`, failed."""

@@ -1,12 +1,13 @@
 """A client's end of a pool node's control plane: plain values in and out, kvpool errors only."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from kvpool.errors import ProtocolError
+from kvpool.errors import ProtocolError, UnavailableError
 from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
 from kvpool.wire import convert
 from kvpool.wire.channel import OPTIONS
@@ -78,6 +79,11 @@ class PoolRpc:
             return await method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None
 
     def _same_length(self, got: int, asked: int) -> None:
         if got != asked:
