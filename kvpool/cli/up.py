@@ -4,7 +4,6 @@ import signal
 import sys
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -41,14 +40,15 @@ def up(capacity: str, log_dir: Path | None, no_restart: bool, **options: Any) ->
 
     A process that dies is started again. Ctrl-C stops everything in order; a second one stops it at once.
     """
-    from kvpool.cli.state import read_state, runtime_dir, state_path
+    from kvpool.cli.logs import log_root, new_run
+    from kvpool.cli.state import read_state, state_path
     from kvpool.cli.supervisor import LocalCluster
 
     chosen = ClusterOptions(capacity_bytes=parse_size(capacity), restart=not no_restart, **options)
     running = read_state(state_path())
     if running is not None:
         raise ConfigError(f"a cluster is running already at {running.router_url} (pid {running.pid}); stop it first: kill {running.pid}")
-    log_dir = log_dir or runtime_dir() / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    log_dir = log_dir or new_run(log_root())
     _prepare_model(chosen.model)
     screen = _screen()
     cluster = LocalCluster(chosen, log_dir=log_dir, state_file=state_path(), on_event=screen.say)

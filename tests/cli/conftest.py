@@ -1,6 +1,7 @@
 """A cluster made of tiny programs: real membership, real signals, real restarts, no model."""
 
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,3 +79,5 @@ def toys() -> Callable[[ClusterOptions, str], Sequence[ProcessSpec]]:
 def _own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees, or replaces, the state of a cluster that runs on this machine."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what broken clusters leave to be read goes with the test
