@@ -230,8 +230,8 @@ class _Run:
     async def _readmit(self, role: str) -> None:
         """Take back excluded workers that answer again."""
         excluded = [worker for worker in self._fleet.alive(role) if worker.ref in self._excluded]
-        answers = await asyncio.gather(*(self._answers(worker) for worker in excluded))
-        self._excluded -= {worker.ref for worker, answered in zip(excluded, answers, strict=True) if answered}
+        loads = await asyncio.gather(*(self._load_of(worker) for worker in excluded))
+        self._excluded -= {worker.ref for worker, load in zip(excluded, loads, strict=True) if load is not None}
 
     def _failed(self, worker: Worker, error: KvpoolError) -> None:
         """Note a failed attempt; raises when it was the last the request may make, or when the request itself is at fault."""
@@ -304,18 +304,19 @@ class _Run:
             stall_timeout_s=self._limits.stall_timeout_s,
             deadline_ns=self._job.deadline_ns,
             present=lambda: worker.listed,
-            answers=lambda: self._answers(worker),
+            load=lambda: self._load_of(worker),
         )
 
-    async def _answers(self, worker: Worker) -> bool:
+    async def _load_of(self, worker: Worker) -> int | None:
+        """How many requests `worker` says it is busy with; None when it doesn't say."""
         limit_s = min(self._limits.status_timeout_s, self._left_s())
         try:
             with self._fleet.hold(worker):
                 async with asyncio.timeout(limit_s):
-                    await worker.port.status(limit_s)
+                    status = await worker.port.status(limit_s)
         except (KvpoolError, TimeoutError):
-            return False
-        return True
+            return None
+        return status.active_requests + status.queued_requests
 
     def _attempt_id(self, phase: str) -> str:
         """Every attempt has its own id: an old one may still run on a worker that was only stopped."""

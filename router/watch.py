@@ -2,9 +2,9 @@
 
 A dead worker breaks the connection and is noticed at once. A stopped or wedged one is only silent, and so is a healthy one that
 computes a long prompt behind a queue. Silence alone therefore proves nothing: after `stall_timeout_s` of it, or as soon as the
-worker has left the cluster's view, the worker is asked for its status. No answer means failed. An answer buys another period:
-before the first event as many as the request's deadline allows, after it `_SILENCES`, since a stream that has begun has no
-reason to pause for long.
+worker has left the cluster's view, the worker is asked how many requests it is busy with. No answer means failed, and so does "none"
+after a whole period of silence: it has lost this one. Any other answer buys another period: before the first event as many
+as the request's deadline allows, after it `_SILENCES`, since a stream that has begun has no reason to pause for long.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ class Watch:
         stall_timeout_s: float,
         deadline_ns: int,
         present: Callable[[], bool],
-        answers: Callable[[], Awaitable[bool]],
+        load: Callable[[], Awaitable[int | None]],
     ) -> None:
-        """`present` says whether the cluster still lists the worker, `answers` asks the worker itself."""
+        """`present` says whether the cluster still lists the worker, `load` asks the worker for its requests (None: no answer)."""
         self._name = name
         self._clock = clock
         self._stall_ns = int(stall_timeout_s * SECOND)
         self._deadline_ns = deadline_ns
         self._present = present
-        self._answers = answers
+        self._load = load
 
     async def events(self, stream: AsyncIterator[T]) -> AsyncGenerator[T, None]:
         """The events of `stream`; closing this closes it. Raises `UnavailableError` (silent) or `DeadlineError` besides its errors."""
@@ -50,6 +50,8 @@ class Watch:
                 step = asyncio.ensure_future(_step(stream))
                 try:
                     await self._settle(step, started)
+                    if step.cancelled():  # not by us: then `_settle` would have raised
+                        raise UnavailableError(f"the call to {self._name} was cancelled under us")
                     found = step.result()
                 finally:
                     await _end(step)
@@ -69,16 +71,25 @@ class Watch:
             now_ns = self._clock.now_ns()
             if now_ns >= self._deadline_ns:
                 raise DeadlineError(f"the request's deadline passed while {self._name} worked on it")
-            if now_ns - heard_ns >= self._stall_ns or not self._present():
-                if not await self._answers() and not step.done():
-                    raise UnavailableError(f"{self._name} has gone silent and does not answer")
-                silences += now_ns - heard_ns >= self._stall_ns
-                if started and silences >= _SILENCES and not step.done():
-                    raise UnavailableError(f"{self._name} answers but its stream has stopped")
-                if now_ns - heard_ns >= self._stall_ns:
+            stalled = now_ns - heard_ns >= self._stall_ns
+            if stalled or not self._present():
+                load = await self._load()
+                silences += stalled
+                if not step.done():
+                    self._judge(load, stalled=stalled, worn_out=started and silences >= _SILENCES)
+                if stalled:
                     heard_ns = self._clock.now_ns()
             left_s = min(self._deadline_ns, heard_ns + self._stall_ns) - self._clock.now_ns()
             await asyncio.wait({step}, timeout=min(_SLICE_S, max(0.001, left_s / SECOND)))
+
+    def _judge(self, load: int | None, *, stalled: bool, worn_out: bool) -> None:
+        """Raise when the worker's answer, or lack of one, means that nothing more will come."""
+        if load is None:
+            raise UnavailableError(f"{self._name} has gone silent and does not answer")
+        if stalled and load == 0:
+            raise UnavailableError(f"{self._name} has lost the request: it says it is busy with none")
+        if worn_out:
+            raise UnavailableError(f"{self._name} answers but its stream has stopped")
 
 
 async def _end(step: "asyncio.Future[tuple[T, ...]]") -> None:

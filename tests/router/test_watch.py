@@ -20,7 +20,7 @@ class _World:
         self.loop = loop
         self.silences = silences
         self.present = True
-        self.answers = True
+        self.load: int | None = 1
         self.asked_at: list[float] = []
         self.closed = False
         self.watch = Watch(
@@ -29,16 +29,16 @@ class _World:
             stall_timeout_s=20,
             deadline_ns=int(deadline_s * SECOND),
             present=lambda: self.present,
-            answers=self._answer,
+            load=self._answer,
         )
 
     async def seen(self) -> list[int]:
         """Watch the stream to its end."""
         return [event async for event in self.watch.events(self._stream())]
 
-    async def _answer(self) -> bool:
+    async def _answer(self) -> int | None:
         self.asked_at.append(self.loop.time())
-        return self.answers
+        return self.load
 
     async def _stream(self) -> AsyncGenerator[int, None]:
         try:
@@ -76,7 +76,7 @@ def test_silent_worker_that_does_not_answer_is_given_up() -> None:
 
     async def work(loop: VirtualLoop) -> None:
         world = _World(loop, [1.0, FOREVER])
-        world.answers = False
+        world.load = None
         with pytest.raises(UnavailableError, match="does not answer"):
             await world.seen()
         assert loop.time() == pytest.approx(21.0)
@@ -90,7 +90,7 @@ def test_silent_worker_that_left_the_view_is_questioned_at_once() -> None:
 
     async def work(loop: VirtualLoop) -> None:
         world = _World(loop, [FOREVER])
-        world.answers = False
+        world.load = None
         loop.call_later(3.0, setattr, world, "present", False)
         with pytest.raises(UnavailableError, match="does not answer"):
             await world.seen()
@@ -106,6 +106,19 @@ def test_worker_that_left_but_still_streams_is_left_to_finish() -> None:
         world = _World(loop, [5.0, 5.0])
         world.present = False
         assert await world.seen() == [0, 1]
+
+    run_virtual(work)
+
+
+def test_worker_that_knows_nothing_of_the_request_is_given_up() -> None:
+    """It lost the call without ending it; its own word says so, after one period of silence."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [FOREVER])
+        world.load = 0
+        with pytest.raises(UnavailableError, match="lost the request"):
+            await world.seen()
+        assert loop.time() == pytest.approx(20.0)
 
     run_virtual(work)
 
@@ -131,6 +144,24 @@ def test_deadline_ends_the_wait() -> None:
             await world.seen()
         assert loop.time() == pytest.approx(30.0)
         assert world.closed
+
+    run_virtual(work)
+
+
+def test_call_cancelled_by_nobody_we_know_is_a_failure_not_our_cancellation() -> None:
+    """gRPC reports a connection closed under a call as a cancellation; taken for our own it would end the request without an answer."""
+
+    async def work(loop: VirtualLoop) -> None:
+        async def stream() -> AsyncGenerator[int, None]:
+            yield 1
+            raise asyncio.CancelledError
+
+        seen = []
+        events = _World(loop, []).watch.events(stream())
+        seen.append(await anext(events))
+        with pytest.raises(UnavailableError, match="cancelled under us"):
+            await anext(events)
+        assert seen == [1]
 
     run_virtual(work)
 
