@@ -116,6 +116,15 @@ def test_prefix_lru_hot_tail_keeps_its_cold_head() -> None:
     assert drain(policy, ["a", "b", "x"]) == ["b", "a"]
 
 
+def test_prefix_lru_head_of_two_tails_waits_for_both() -> None:
+    """Two conversations share a prefix; the first one forgotten must not take it along."""
+    policy = PrefixLru()
+    insert_chain(policy, ["a", "b"])
+    insert_chain(policy, ["c"], parent="a", depth=16)
+    assert drain(policy, ["a", "b", "c"], leased=frozenset({"c"})) == ["b"]
+    assert drain(policy, ["a", "b", "c"]) == ["c", "a"]
+
+
 def test_prefix_lru_leased_tail_protects_all_its_heads() -> None:
     """Nothing of a chain goes while a reader holds its tail."""
     policy = PrefixLru()
