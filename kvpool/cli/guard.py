@@ -21,7 +21,7 @@ from typing import TextIO
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 5.0
+GRACE_S = 10.0
 _CLOSE_WAIT_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")
 
