@@ -1,6 +1,7 @@
 """Requests that meet each other: the worker's own memory, turns on the compute thread, loads that are slow or abandoned."""
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -211,3 +212,43 @@ async def test_request_cancelled_during_a_load_goes_at_once(
         store.go.set()
         _, tokens = await answer_of(engine, prompt)
     assert tokens == greedy(prompt, 12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_engine_under_random_hang_ups_and_failures_stays_right_and_balanced(
+    engine_of: EngineMaker, model: Model, prompts: Prompts, greedy: Greedy, seed: int
+) -> None:
+    """Clients that hang up anywhere, a pool that comes and goes, little memory: who stays is served right, nothing leaks."""
+    rng = random.Random(seed)
+    store = MemoryStore(model.geometry.bytes_per_token)
+    shared = prompts(64, seed=1000 + seed)
+    asked = [(*shared[: rng.randrange(64)], *prompts(rng.randrange(1, 40), seed=100 * seed + i)) for i in range(40)]
+    patience = [rng.randrange(3, 14) if rng.random() < 0.5 else 99 for _ in asked]
+
+    async def serve(prompt: tuple[int, ...], events_wanted: int) -> list[int] | None:
+        stream: Any = engine.decode(DecodeRequest(request_id="d", prompt=prompt, max_tokens=10))
+        tokens = []
+        try:
+            async for event in stream:
+                events_wanted -= 1
+                store.fail_stores, store.fail_loads_from = rng.random() < 0.2, rng.choice([None, None, 0, 3])
+                if isinstance(event, TokenOut):
+                    tokens.append(event.token)
+                if events_wanted == 0:
+                    return None
+        finally:
+            await stream.aclose()
+        return tokens
+
+    async with engine_of(store, max_active=6, kv_bytes=600 * model.geometry.bytes_per_token, resident_bytes=MIB // 4) as engine:
+        tasks = [asyncio.create_task(serve(prompt, wanted)) for prompt, wanted in zip(asked, patience, strict=True)]
+        for task in rng.sample(tasks, 8):
+            await asyncio.sleep(rng.random() / 100)
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: active(engine) == 0 and not engine._background)
+        assert (engine._admission.bytes, engine._admission.queued) == (0, 0)
+    whole = [(prompt, answer) for prompt, answer in zip(asked, answers, strict=True) if isinstance(answer, list)]
+    assert len(whole) >= 8
+    assert all(answer == greedy(prompt, 10) for prompt, answer in whole)
+    assert {type(answer) for answer in answers} <= {list, type(None), asyncio.CancelledError}
