@@ -92,7 +92,7 @@ class StaticSource:
         try:
             node = await rpc.describe(timeout_s)
         except RemoteError:
-            self._known.pop(address, None)
+            return  # keep the last view: the next failure at this address asks again
         else:
             self._known[address] = NodeRef(node_id=node.node_id, incarnation=node.incarnation, address=address)
         finally:

@@ -5,7 +5,7 @@ readers never come through this file; only the gRPC stream of last resort does (
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class NodeHandler:
         self._grpc_data = grpc_data
         self._corrupt = 0
         self.shm: ShmOffer | None = None
-        self.ucx: UcxOffer | None = None
+        self.ucx: Callable[[], UcxOffer | None] = lambda: None  # asked each time: the data plane may have been restarted
 
     def describe(self) -> NodeDescription:
         """Identity, books, counters and offers."""
@@ -51,7 +51,7 @@ class NodeHandler:
             write_leases=books.write_leases,
             counters={**self._state.counters(), "corrupt": self._corrupt},
             shm=self.shm,
-            ucx=self.ucx,
+            ucx=self.ucx(),
             grpc_data=self._grpc_data,
         )
 

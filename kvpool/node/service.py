@@ -19,7 +19,7 @@ from kvpool.request.pool import ShmOffer
 from kvpool.tier import Arena
 from kvpool.tier.arena import DEFAULT_DIRECTORY
 from kvpool.transport import host_boot_id
-from kvpool.transport.ucx import UcxTarget
+from kvpool.transport.ucx import UcxTargetProcess
 from kvpool.units import GIB, format_size
 from kvpool.wire.channel import SERVER_OPTIONS, bind
 from kvpool.wire.pool_server import add_pool
@@ -63,7 +63,7 @@ class PoolNode:
         self.address = ""
         self._server: grpc.aio.Server | None = None
         self._arena: Arena | None = None
-        self._target: UcxTarget | None = None
+        self._target: UcxTargetProcess | None = None
         self._registration: Registration | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -83,8 +83,9 @@ class PoolNode:
         if "shm" in config.offers:
             handler.shm = ShmOffer(path=str(self._arena.path), boot_id=host_boot_id())
         if "ucx" in config.offers:
-            self._target = await asyncio.to_thread(UcxTarget, self._arena.data)
-            handler.ucx = self._target.offer
+            where = self._arena.path, self._arena.superblock.data_offset, self._arena.capacity
+            target = self._target = await asyncio.to_thread(UcxTargetProcess, *where)
+            handler.ucx = lambda: target.offer
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         add_pool(self._server, handler)
         self.address = bind(self._server, config.listen)
