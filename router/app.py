@@ -57,7 +57,7 @@ class _Pages:
     async def tokenize(self, request: Request) -> Response:
         services = self._services
         with services.slot():
-            text, messages = parse_tokenize(await read_body(request, services.limits.max_body_bytes))
+            text, messages = parse_tokenize(await read_body(request, services.limits.max_body_bytes, services.limits.client_timeout_s))
             tokens = await services.tokens_of(text, messages)
         return JSONResponse({"tokens": tokens, "count": len(tokens)}, headers={"x-request-id": request_id_of(request)})
 

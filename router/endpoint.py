@@ -24,7 +24,7 @@ from router.api.errors import ApiError, bad_request, context_length_exceeded, in
 from router.api.parse import Ask
 from router.api.shapes import Shape, extension_of, usage_of
 from router.generation import Generation
-from router.http import EventStream, HungUpError, read_body, request_id_of, until_hang_up
+from router.http import EventStream, HungUpError, bounded, read_body, request_id_of, until_hang_up
 from router.job import Job, Trace
 from router.metrics import outcome_of
 from router.services import Services
@@ -78,7 +78,8 @@ class GenerateEndpoint:
         request = Request(scope, receive)
         trace = Trace(arrived_ns=services.clock.now_ns())
         answer_id = ("chatcmpl-" if self._name == "chat" else "cmpl-") + uuid.uuid4().hex
-        call = _Call(request=request, send=send, request_id=request_id_of(request), answer_id=answer_id, trace=trace)
+        patient = bounded(send, services.limits.client_timeout_s)
+        call = _Call(request=request, send=patient, request_id=request_id_of(request), answer_id=answer_id, trace=trace)
         outcome = "hung_up"
         try:
             outcome = await self._answer(call)
@@ -96,7 +97,7 @@ class GenerateEndpoint:
         services = self._services
         try:
             with services.slot():
-                body = await read_body(call.request, services.limits.max_body_bytes)
+                body = await read_body(call.request, services.limits.max_body_bytes, services.limits.client_timeout_s)
                 ask = self._parse(body, model=services.model.name, seed=secrets.randbits(63))
                 return await until_hang_up(call.request, self._generate(call, ask))
         except HungUpError:
@@ -162,6 +163,8 @@ class GenerateEndpoint:
             while text is not None:
                 await events.event({**shape.chunk(text), **without_usage})
                 text = await anext(pieces, None)
+        except HungUpError:
+            raise
         except Exception as error:
             failure = _spoken(error, call)
             await events.fail(failure.body())

@@ -8,9 +8,9 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Send
+from starlette.types import Message, Send
 
-from router.api.errors import body_too_large
+from router.api.errors import body_too_large, body_too_slow
 
 T = TypeVar("T")
 
@@ -28,20 +28,36 @@ def request_id_of(request: Request) -> str:
     return given if _REQUEST_ID.match(given) else f"req-{uuid.uuid4().hex}"
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, at most `limit` bytes; raises the 413 error, or `HungUpError`."""
+async def read_body(request: Request, limit: int, limit_s: float) -> bytes:
+    """The whole body, at most `limit` bytes, within `limit_s`; raises the 413 or 408 error, or `HungUpError`."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise body_too_large(limit)
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise body_too_large(limit)
+        async with asyncio.timeout(limit_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise body_too_large(limit)
     except ClientDisconnect:
         raise HungUpError from None
+    except TimeoutError:
+        raise body_too_slow(limit_s) from None
     return bytes(body)
+
+
+def bounded(send: Send, limit_s: float) -> Send:
+    """`send`, but a caller that takes nothing for `limit_s` counts as gone (`HungUpError`)."""
+
+    async def send_in_time(message: Message) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await send(message)
+        except TimeoutError:
+            raise HungUpError from None
+
+    return send_in_time
 
 
 async def until_hang_up(request: Request, work: Coroutine[Any, Any, T]) -> T:

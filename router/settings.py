@@ -19,6 +19,8 @@ class Limits:
     """How long the pool may take to say what it holds; past it the choice is made without."""
     publish_timeout_s: float = 12.0
     """How long to wait after the first token for the pool to hold the prompt; past it the decode worker computes it."""
+    client_timeout_s: float = 30.0
+    """How long a caller may take to send its body, or to take the next piece of its answer."""
     max_failures: int = 6
     """Failed attempts after which a request is given up: a request that kills its workers must not kill them all."""
     max_in_flight: int = 256

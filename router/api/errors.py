@@ -60,6 +60,11 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
+def body_too_slow(limit_s: float) -> ApiError:
+    """408."""
+    return ApiError(408, f"The request body did not arrive within {limit_s:g} s.", code="request_timeout")
+
+
 def too_many_requests(limit: int) -> ApiError:
     """429, with the time after which to try again."""
     message = f"{limit} requests are in flight, which is this server's limit; try again shortly."

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,9 +41,9 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(model: TextModel, limits: Limits | None = None) -> AsyncIterator[Stage]:
+async def stage(model: TextModel, limits: Limits | None = None, worker_tokens: int = 400) -> AsyncIterator[Stage]:
     """A router over one decode worker that says nothing but token 70."""
-    cluster, decode = ScriptedCluster(model.name, max_tokens=400), ScriptedWorker(lambda prompt, position: 70)
+    cluster, decode = ScriptedCluster(model.name, max_tokens=worker_tokens), ScriptedWorker(lambda prompt, position: 70)
     cluster.add("decode", decode)
     async with serving(model, cluster, limits=limits) as running, httpx.AsyncClient(base_url=running.url, timeout=30) as http:
         yield Stage(running, http, decode, cluster)
@@ -136,6 +137,28 @@ async def test_large_body_is_a_413(model: TextModel) -> None:
 
         assert error_of(await s.http.post("/v1/completions", content=chunks()), 413)["code"] == "request_too_large"
         assert (await s.chat()).status_code == 200
+
+
+async def test_slow_body_is_a_408(model: TextModel) -> None:
+    """A caller that never finishes its request must not hold a place for ever."""
+    async with stage(model, Limits(client_timeout_s=0.2)) as s:
+
+        async def half() -> AsyncIterator[bytes]:
+            yield b'{"model":'
+            await until(lambda: s.running.services.in_flight == 1)
+            await until(lambda: s.running.services.in_flight == 0)
+
+        for path in ("/v1/completions", "/tokenize"):
+            assert error_of(await s.http.post(path, content=half()), 408)["code"] == "request_timeout"
+
+
+async def test_caller_that_stops_reading_is_given_up(tmp_path: Path) -> None:
+    """It keeps the connection open and takes nothing: its worker is needed elsewhere."""
+    async with stage(tiny_model(tmp_path, context_tokens=200_000), Limits(client_timeout_s=0.3), worker_tokens=200_000) as s:
+        body = {"model": NAME, "messages": USER, "stream": True}
+        async with s.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            await until(lambda: s.decode.cancelled == 1 and s.running.services.in_flight == 0)
 
 
 async def test_too_many_requests_are_a_429(model: TextModel) -> None:
