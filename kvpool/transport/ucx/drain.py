@@ -15,6 +15,8 @@ from typing import Final
 _STEPS: Final = 64  # so that a deadline is looked at every few milliseconds, however much comes in
 
 _libc = c.CDLL(None)
+_libc.sched_yield.restype = c.c_int
+_libc.sched_yield.argtypes = []
 _libc.lfind.restype = c.c_void_p
 _libc.lfind.argtypes = [c.c_void_p, c.c_void_p, c.POINTER(c.c_size_t), c.c_size_t, c.c_void_p]
 
@@ -33,3 +35,8 @@ def make_drain(calls: c.CDLL, worker: int) -> Callable[[], bool]:
         return True
 
     return drain
+
+
+def give_way() -> None:
+    """Between two looks at nothing: let whoever waits for this core run (the peer, on a busy host) and whoever waits for the GIL."""
+    _libc.sched_yield()

@@ -21,6 +21,7 @@ from kvpool.errors import ConfigError
 from kvpool.transport.offer import UcxOffer
 from kvpool.transport.reach import Bytes
 from kvpool.transport.ucx import api
+from kvpool.transport.ucx.drain import give_way
 from kvpool.transport.ucx.session import UcpSession, UcxSettings
 from kvpool.units import US
 
@@ -118,6 +119,8 @@ class _Served:
                 until = now() + _SPIN_NS
             elif now() >= until:
                 return
+            else:
+                give_way()
 
     def _register(self) -> int:
         parameters = api.MemMapParams(

@@ -20,6 +20,7 @@ from typing import Final
 from kvpool.errors import DeadlineError, UnavailableError
 from kvpool.transport.offer import UcxOffer
 from kvpool.transport.reach import Bytes, Run
+from kvpool.transport.ucx.drain import give_way
 from kvpool.transport.ucx.lane import Lane, is_one_sided, pieces
 from kvpool.transport.ucx.session import UcpSession, UcxSettings
 from kvpool.units import MS, SECOND, US
@@ -111,6 +112,8 @@ class Wire:
             raise DeadlineError("the deadline passed before the bytes had moved")
         if moved or not spin_until:
             return now_ns + _SPIN_NS
-        if now_ns >= spin_until and self._session.arm():
+        if now_ns < spin_until:
+            give_way()
+        elif self._session.arm():
             self._poller.poll(min(_SLEEP_MS, max(1, (deadline_ns - now_ns) // MS)))
         return spin_until
