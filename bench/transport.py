@@ -178,7 +178,7 @@ def main() -> None:
         for reach in reaches.values():
             stack.callback(reach.close)
         seconds = p50_in_turns(make_cases(reaches, stack.enter_context(raw_tcp())), args.rounds)
-        transports = ucx.transports()
+        transports = ucx.transports
         idle = idle_cpu_percent(owner.pid)
     report(seconds, transports, idle, args.rounds, as_json=args.json)
 

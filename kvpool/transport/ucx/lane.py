@@ -20,7 +20,7 @@ from kvpool.transport.reach import Run
 from kvpool.transport.ucx import api
 from kvpool.transport.ucx.session import MESSAGE_BYTES, UcpSession
 
-_WINDOW: Final = 64
+WINDOW: Final = 64
 _MAX_TRANSPORTS: Final = 16
 _ONE_SIDED: Final = ("rc", "dc")
 
@@ -45,7 +45,7 @@ class Lane:
     @property
     def room(self) -> bool:
         """Whether another request may be posted."""
-        return len(self.pending) < _WINDOW if self.one_sided else not self.pending
+        return len(self.pending) < WINDOW if self.one_sided else not self.pending
 
     def post(self, run: Run, buffer: int, *, put: bool) -> None:
         """Start moving `run` from or to the buffer at address `buffer`. Raises `UnavailableError` if it fails at once."""

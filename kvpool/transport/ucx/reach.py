@@ -37,7 +37,8 @@ class UcxReach:
     """`Reach` to the arena of `offer`.
 
     `verify` reads one byte before the constructor returns, by `deadline_ns` (default: 5 s from now), so that a reach that exists has been
-    seen to work. Raises `ConfigError` (no usable UCX here), `UnavailableError`, `DeadlineError`.
+    seen to work; then `transports` says what UCX sends over, such as `tcp/eth0` or `rc_mlx5/mlx5_0:1` (empty where it can't tell), and what
+    the hardware serves by itself is used as such. Raises `ConfigError` (no usable UCX here), `UnavailableError`, `DeadlineError`.
     """
 
     name = "ucx"
@@ -46,12 +47,14 @@ class UcxReach:
         self, offer: UcxOffer, *, verify: bool = True, deadline_ns: int | None = None, settings: UcxSettings | None = None
     ) -> None:
         self._length = offer.length
+        self.transports: tuple[str, ...] = ()
         self._line = _Line(Wire(offer, settings or UcxSettings.from_environment()))
         self._finish = weakref.finalize(self, self._line.close)
         if verify:
             try:
                 until = time.monotonic_ns() + _VERIFY_NS if deadline_ns is None else deadline_ns
                 self.read([Run(0, 1, 0)], np.zeros(1, np.uint8), lease_id=0, deadline_ns=until)
+                self.transports = self._line.look()
             except BaseException:
                 self.close()
                 raise
@@ -65,10 +68,6 @@ class UcxReach:
         """See `Reach.write`; `lease_id` is not used. After an error bytes may still arrive at the node for a moment."""
         check_runs(runs, self._length, source, writable=False)
         self._line.transfer(runs, source, put=True, deadline_ns=deadline_ns)
-
-    def transports(self) -> tuple[str, ...]:
-        """What UCX sends over, such as `tcp/eth0` or `rc_mlx5/mlx5_0:1`; empty when it can't tell or the reach is dead."""
-        return self._line.transports()
 
     def close(self) -> None:
         """End transfers under way in other threads with `ClosedError` and let go of the node; twice is fine."""
@@ -97,9 +96,9 @@ class _Line:
         finally:
             self._lock.release()
 
-    def transports(self) -> tuple[str, ...]:
+    def look(self) -> tuple[str, ...]:
         with self._lock:
-            return self._wire.transports() if self._wire is not None else ()
+            return self._wire.look() if self._wire is not None else ()
 
     def close(self) -> None:
         self._closing = True

@@ -56,13 +56,11 @@ class Wire:
         """Which UCX is in use, for people."""
         return self._session.library.text
 
-    def transports(self) -> tuple[str, ...]:
-        """What UCX sends over; see `Lane.transports`."""
-        return self._lanes[0].transports()
-
-    def settle_lanes(self) -> None:
-        """After the first transfer: note whether the hardware serves alone. Then one lane takes everything."""
-        self._lanes[0].one_sided = is_one_sided(self.transports())
+    def look(self) -> tuple[str, ...]:
+        """After the first transfer: what UCX sends over. Where the hardware serves by itself, one lane takes everything from now on."""
+        transports = self._lanes[0].transports()
+        self._lanes[0].one_sided = is_one_sided(transports)
+        return transports
 
     def move(self, runs: Sequence[Run], buffer: Bytes, *, put: bool, deadline_ns: int, stop: Callable[[], None]) -> None:
         """Get (or put) every run; the caller has checked their bounds. `stop` is asked now and then, and may raise.
