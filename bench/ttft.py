@@ -1,8 +1,9 @@
 """Cold against warm time to first token over a long shared prefix, on a whole local cluster, and where the warm time goes.
 
 `python -m bench.ttft [--rounds 3] [--json]`: each round asks twice over a document nobody has seen before. The first request is
-cold: its prefix is computed. The second asks something else over the same document: its prefix is loaded. Times are the
-client's, from sending the request to the first text. Every answer is compared with plain `transformers` without cache.
+cold: its prefix is computed. The second asks something else over the same document: its prefix is loaded from the pool (workers
+keep no KV of finished requests here; `--resident` lets them). Times are the client's, from sending the request to the first
+text. Every answer is compared with plain `transformers` without cache.
 """
 
 import sys
@@ -16,7 +17,7 @@ from kvpool.cli.conversation import DOCUMENT, Conversation, Exchange
 from kvpool.cli.demo import reference_answers
 from kvpool.cli.procs import ClusterOptions
 from kvpool.cli.supervisor import LocalCluster
-from kvpool.units import GIB
+from kvpool.units import GIB, MIB
 
 QUESTIONS = ("What is the single most important sentence of this handbook?", "How many keepers live at the station?")
 STAGES = ("tokenize", "route", "queue", "load", "compute", "sample")
@@ -35,19 +36,21 @@ class Round:
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--transport", default="auto", show_default=True, type=click.Choice(["auto", "shm", "ucx", "grpc"]))
 @click.option("--max-tokens", default=16, show_default=True)
+@click.option("--resident", is_flag=True, help="Let workers keep KV of finished requests instead of loading from the pool.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
-def main(rounds: int, transport: str, max_tokens: int, as_json: bool) -> None:
+def main(rounds: int, transport: str, max_tokens: int, resident: bool, as_json: bool) -> None:
     """Measure, print, compare."""
-    done = measure(rounds, transport, max_tokens)
+    options = ClusterOptions(port=0, capacity_bytes=GIB, transport=transport, resident_bytes=512 * MIB if resident else 0)
+    done = measure(options, rounds, max_tokens)
     cold, warm = spread([r.cold.reply.ttft_s for r in done]), spread([r.warm.reply.ttft_s for r in done])
     exact = all_exact(done, max_tokens)
     ratio = cold.median / warm.median
     prefix = min(r.warm.shared_tokens for r in done)
     print_table(
-        ("request", "TTFT s, median [range]", "prompt tokens", "cached"),
+        ("request", "TTFT s, median (range)", "prompt tokens", "cached"),
         [
-            ("cold", f"{cold.median:.3f} [{cold.low:.3f}-{cold.high:.3f}]", tokens(done, "cold"), cached(done, "cold")),
-            ("warm", f"{warm.median:.3f} [{warm.low:.3f}-{warm.high:.3f}]", tokens(done, "warm"), cached(done, "warm")),
+            ("cold", cold, tokens(done, "cold"), cached(done, "cold")),
+            ("warm", warm, tokens(done, "warm"), cached(done, "warm")),
         ],
     )
     print(f"shared prefix {prefix} tokens, ratio {ratio:.1f}, answers {'equal' if exact else 'NOT equal'} to a run without cache\n")
@@ -56,16 +59,16 @@ def main(rounds: int, transport: str, max_tokens: int, as_json: bool) -> None:
     if as_json:
         print_json({
             "ttft_cold_s": cold.median, "ttft_warm_s": warm.median, "ratio": ratio, "exact": exact, "prefix_tokens": prefix,
-            "rounds": len(done), "transport": transport, "warm_ms": parts,
+            "rounds": len(done), "transport": transport, "resident": resident, "warm_ms": parts,
         })  # fmt: skip
     sys.exit(0 if exact and prefix >= LEAST_PREFIX else 1)
 
 
-def measure(rounds: int, transport: str, max_tokens: int) -> list[Round]:
+def measure(options: ClusterOptions, rounds: int, max_tokens: int) -> list[Round]:
     """Run the rounds on a cluster of their own."""
     document = DOCUMENT.read_text()
     done = []
-    with LocalCluster(ClusterOptions(port=0, capacity_bytes=GIB, transport=transport)) as cluster:
+    with LocalCluster(options) as cluster:
         cluster.wait_ready()
         warm_up = Conversation(cluster.url, "A short note.", max_tokens=4)
         warm_up.ask("warm-up", "Hello?")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvpool.errors import ConfigError
-from kvpool.units import GIB
+from kvpool.units import GIB, MIB
 
 MAX_PROCESSES_PER_ROLE = 64
 TRANSPORTS = ("auto", "shm", "ucx", "grpc")
@@ -48,6 +48,8 @@ class ClusterOptions:
     dtype: str = "float32"
     block_tokens: int = 16
     chunk_tokens: int = 256
+    resident_bytes: int = 512 * MIB
+    """KV of finished requests that each worker keeps to itself; 0 keeps none, so that every prefix comes from the pool."""
     request_timeout_s: float = 120.0
     restart: bool = True
 
@@ -63,6 +65,8 @@ class ClusterOptions:
             raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535, got {self.port}")
+        if self.resident_bytes < 0:
+            raise ConfigError(f"resident_bytes can't be negative, got {self.resident_bytes}")
         for name in ("capacity_bytes", "block_tokens", "chunk_tokens", "request_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
@@ -90,6 +94,8 @@ def local_processes(options: ClusterOptions, cluster_url: str) -> tuple[ProcessS
         *shape,
         "--transport",
         options.transport,
+        "--resident",
+        str(options.resident_bytes),
         "--threads",
         "1",
     )

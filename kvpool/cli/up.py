@@ -33,9 +33,10 @@ _COUNT = click.IntRange(0, MAX_PROCESSES_PER_ROLE)
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES), help="Of the model and its KV cache.")
 @click.option("--block-tokens", default=16, show_default=True, type=click.IntRange(1, 512), help="Tokens of a block.")
 @click.option("--chunk-tokens", default=256, show_default=True, type=click.IntRange(1), help="Tokens a prefill step computes.")
+@click.option("--resident", default="512MiB", show_default=True, help="KV of finished requests that each worker keeps; 0: none.")
 @click.option("--log-dir", default=None, type=click.Path(file_okay=False, path_type=Path), help="Where each process writes its log.")
 @click.option("--no-restart", is_flag=True, help="Leave a process that dies dead.")
-def up(capacity: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
+def up(capacity: str, resident: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
     """Run a whole cluster on this machine until Ctrl-C: membership, pool nodes, workers and router.
 
     A process that dies is started again. Ctrl-C stops everything in order; a second one stops it at once.
@@ -44,7 +45,7 @@ def up(capacity: str, log_dir: Path | None, no_restart: bool, **options: Any) ->
     from kvpool.cli.state import read_state, state_path
     from kvpool.cli.supervisor import LocalCluster
 
-    chosen = ClusterOptions(capacity_bytes=parse_size(capacity), restart=not no_restart, **options)
+    chosen = ClusterOptions(capacity_bytes=parse_size(capacity), resident_bytes=parse_size(resident), restart=not no_restart, **options)
     running = read_state(state_path())
     if running is not None:
         raise ConfigError(f"a cluster is running already at {running.router_url} (pid {running.pid}); stop it first: kill {running.pid}")

@@ -47,6 +47,10 @@ class Links:
         now_ns = time.monotonic_ns()
         return tuple(ref for ref in self._source.nodes() if self._cool_until_ns.get(ref, 0) <= now_ns)
 
+    async def look_again(self) -> None:
+        """Ask for the current nodes anew: none were known."""
+        await self._source.refresh(1.0)
+
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id, for the links that are open."""
         ready = [task for task in self._open.values() if task.done() and not task.cancelled() and task.exception() is None]

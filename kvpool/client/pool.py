@@ -167,6 +167,8 @@ class AsyncPoolClient:
         if self._closed:
             raise ClosedError("this client was closed")
         refs = {ref.node_id: ref for ref in self._links.nodes()}
+        if not refs:
+            self._spawn(self._links.look_again())
         if not refs or not count:
             return {}, refs
         weights = [NodeWeight(id=node_id) for node_id in refs]

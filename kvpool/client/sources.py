@@ -79,7 +79,7 @@ class StaticSource:
 
     async def refresh(self, timeout_s: float) -> None:
         """Ask every address who it is."""
-        if self._known and time.monotonic_ns() - self._asked_ns < _REFRESH_NS:
+        if self._asked_ns and time.monotonic_ns() - self._asked_ns < _REFRESH_NS:
             return
         self._asked_ns = time.monotonic_ns()
         await asyncio.gather(*(self._ask(address, timeout_s) for address in self._addresses))

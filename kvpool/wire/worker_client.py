@@ -1,6 +1,7 @@
 """The router's end of a worker: plain values in and out, kvpool errors only."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -29,14 +30,16 @@ class WorkerClient:
     async def prefill(self, request: PrefillRequest, timeout_s: float) -> AsyncIterator[PrefillEvent]:
         """`FirstToken`, then `Published`."""
         call = self._stub.Prefill(convert.prefill_to_pb(request), timeout=timeout_s)
-        async for message in self._events(call):
-            yield convert.prefill_event_from_pb(message)
+        async with aclosing(self._events(call)) as messages:
+            async for message in messages:
+                yield convert.prefill_event_from_pb(message)
 
     async def decode(self, request: DecodeRequest, timeout_s: float) -> AsyncIterator[DecodeEvent]:
         """`Started`, `TokenOut`..., `Finished`."""
         call = self._stub.Decode(convert.decode_to_pb(request), timeout=timeout_s)
-        async for message in self._events(call):
-            yield convert.decode_event_from_pb(message)
+        async with aclosing(self._events(call)) as messages:
+            async for message in messages:
+                yield convert.decode_event_from_pb(message)
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """The worker's status."""
@@ -50,7 +53,7 @@ class WorkerClient:
         """Cancel what is in flight and disconnect."""
         await self._channel.close(grace=None)
 
-    async def _events(self, call: Any) -> AsyncIterator[Any]:
+    async def _events(self, call: Any) -> AsyncGenerator[Any, None]:
         try:
             async for message in call:
                 yield message

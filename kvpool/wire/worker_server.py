@@ -1,5 +1,6 @@
 """A worker's end of the router's calls: adapts a `WorkerHandler` of plain values to the generated servicer."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -69,6 +70,11 @@ async def _serve(
             yield spell(event)
     except KvpoolError as error:
         await context.abort(code_of(error), str(error))
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # the caller hung up, or the server stops
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker gave the request up")
     finally:
         if events is not None and hasattr(events, "aclose"):
             await events.aclose()
