@@ -31,7 +31,7 @@ class UcxSettings:
 
     library: str | None = None
     transports: str = _NO_SHARED_MEMORY
-    lanes: int = 4
+    lanes: int = 2
 
     @staticmethod
     def from_environment() -> "UcxSettings":
