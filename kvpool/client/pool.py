@@ -23,7 +23,7 @@ from kvpool.block.frame import Framer
 from kvpool.client.links import Links, NodeLink
 from kvpool.client.plan import by_node, leading, owners_of
 from kvpool.client.sources import NodeRef, NodeSource, open_source
-from kvpool.client.transfer import Payload, Piece, Stages, Transfer, read_frames, write_frames
+from kvpool.client.transfer import Piece, Stages, Touch, Transfer
 from kvpool.errors import ClosedError, RemoteError, UnavailableError
 from kvpool.policy.placement import NodeWeight
 from kvpool.request.pool import Outcome, Reservation
@@ -31,8 +31,6 @@ from kvpool.units import MS, SECOND
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[int, Payload], None]
-Fill = Callable[[int, Payload], None]
 T = TypeVar("T")
 
 _THREADS = 4
@@ -80,7 +78,7 @@ class AsyncPoolClient:
                 present[position] = bit
         return leading(present)
 
-    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Sink, *, deadline_ns: int) -> int:
+    async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Touch, *, deadline_ns: int) -> int:
         """Deliver the leading run of chain[first : first + len(counts)] to `sink(i, payload)`; how many were delivered.
 
         `counts[j]` is the number of tokens expected in block first + j. `sink` runs in a worker thread, in order of i; its
@@ -102,10 +100,9 @@ class AsyncPoolClient:
             for j, place in zip(groups[node_id], found, strict=True):
                 places[j] = None if place is None else (node_id, *place)
         pieces = [(first + j, *place) for j, place in enumerate(places[: leading(places)]) if place is not None]
-        transfer = _transfer({n: (link, lease_id) for n, (link, (lease_id, _)) in answers.items()}, deadline_ns)
-        wanted = {first + j: n for j, n in enumerate(counts)}
+        transfer = _transfer(answers, pieces, chain, first, counts, deadline_ns)
         try:
-            await self._move(read_frames, transfer, pieces, chain, wanted, sink)
+            await self._move(transfer, transfer.read, sink)
         finally:
             self._let_go(transfer)
         return transfer.done
@@ -115,7 +112,7 @@ class AsyncPoolClient:
         chain: Sequence[BlockKey],
         first: int,
         counts: Sequence[int],
-        fill: Fill,
+        fill: Touch,
         *,
         deadline_ns: int,
         ttl_ns: int = 0,
@@ -137,11 +134,10 @@ class AsyncPoolClient:
                 if outcome is Outcome.GRANTED:
                     granted.append((first + j, node_id, offset, self._framer.frame_bytes(counts[j])))
         granted.sort()
-        transfer = _transfer({n: (link, lease_id) for n, (link, (lease_id, _)) in answers.items()}, deadline_ns)
-        wanted = {first + j: n for j, n in enumerate(counts)}
+        transfer = _transfer(answers, granted, chain, first, counts, deadline_ns)
         try:
-            await self._move(write_frames, transfer, granted, chain, wanted, fill)
-            held += await self._commit(transfer, granted[: transfer.done], chain)
+            await self._move(transfer, transfer.write, fill)
+            held += await self._commit(transfer)
         finally:
             self._let_go(transfer)
         return held
@@ -211,20 +207,12 @@ class AsyncPoolClient:
 
         return reserve
 
-    async def _move(
-        self,
-        mover: Callable[..., None],
-        transfer: Transfer,
-        pieces: Sequence[Piece],
-        chain: Sequence[BlockKey],
-        counts: Mapping[int, int],
-        touch: Callable[[int, Payload], None],
-    ) -> None:
+    async def _move(self, transfer: Transfer, mover: Callable[[Framer, Stages, Touch], None], touch: Touch) -> None:
         """Run `mover` in a worker thread. When this task is cancelled, the thread is stopped and waited for first."""
-        if not pieces:
+        if not transfer.pieces:
             return
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, mover, transfer, pieces, chain, counts, self._framer, self._stages, touch)
+        work = loop.run_in_executor(self._threads, mover, self._framer, self._stages, touch)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -239,11 +227,11 @@ class AsyncPoolClient:
             link = transfer.links[node_id]
             await self._links.failed(link.node, reach=link.reach.name if isinstance(error, UnavailableError) else None)
 
-    async def _commit(self, transfer: Transfer, written: Sequence[Piece], chain: Sequence[BlockKey]) -> int:
+    async def _commit(self, transfer: Transfer) -> int:
         """Publish what was written; how many blocks that made visible."""
         keys: dict[str, list[BlockKey]] = {}
-        for index, node_id, _, _ in written:
-            keys.setdefault(node_id, []).append(chain[index])
+        for index, node_id, _, _ in transfer.pieces[: transfer.done]:
+            keys.setdefault(node_id, []).append(transfer.chain[index])
 
         async def one(node_id: str) -> int:
             try:
@@ -274,9 +262,23 @@ class AsyncPoolClient:
         task.add_done_callback(self._background.discard)
 
 
-def _transfer(open_: Mapping[str, tuple[NodeLink, int]], deadline_ns: int) -> Transfer:
-    links = {node_id: link for node_id, (link, _) in open_.items()}
-    return Transfer(links=links, leases={n: lease_id for n, (_, lease_id) in open_.items()}, deadline_ns=deadline_ns)
+def _transfer(
+    answers: Mapping[str, tuple[NodeLink, tuple[int, Any]]],
+    pieces: Sequence[Piece],
+    chain: Sequence[BlockKey],
+    first: int,
+    counts: Sequence[int],
+    deadline_ns: int,
+) -> Transfer:
+    """The transfer of `pieces` under the leases that the nodes answered with: (link, (lease id, anything)) by node id."""
+    return Transfer(
+        links={node_id: link for node_id, (link, _) in answers.items()},
+        leases={node_id: lease_id for node_id, (_, (lease_id, _)) in answers.items()},
+        pieces=pieces,
+        chain=chain,
+        counts={first + j: n for j, n in enumerate(counts)},
+        deadline_ns=deadline_ns,
+    )
 
 
 def _left_s(deadline_ns: int) -> float:

@@ -16,11 +16,14 @@ import numpy.typing as npt
 from kvpool.block import BlockKey
 from kvpool.block.frame import Framer
 from kvpool.client.links import NodeLink
-from kvpool.client.plan import windows
+from kvpool.client.plan import Window, windows
 from kvpool.errors import FrameError
+from kvpool.transport import Reach
 from kvpool.units import MIB
 
 Payload = npt.NDArray[np.uint8]
+Touch = Callable[[int, Payload], None]
+"""Called with a block's index in its chain and its payload, to take it (a sink) or to write it (a fill)."""
 Piece = tuple[int, str, int, int]
 """(index in the chain, node id, arena offset, frame length)."""
 
@@ -53,12 +56,19 @@ class Stages:
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """One batch under way: its links and leases by node id, its deadline, a switch to stop it between windows."""
+    """One batch of blocks under way between a caller's memory and the nodes that `links` (by node id) lead to.
+
+    `pieces` are in the order of the chain; `counts` gives each block's tokens by its index in `chain`.
+    """
 
     links: Mapping[str, NodeLink]
     leases: Mapping[str, int]
+    pieces: Sequence[Piece]
+    chain: Sequence[BlockKey]
+    counts: Mapping[int, int]
     deadline_ns: int
     stopped: threading.Event = field(default_factory=threading.Event)
+    """Set it to end the transfer between two windows."""
     done: int = 0
     """Blocks delivered or written so far; it stays true when the transfer raises."""
     suspect: dict[str, list[BlockKey]] = field(default_factory=dict)
@@ -66,59 +76,41 @@ class Transfer:
     busy_on: str | None = None
     """The node whose reach is being used: the one that failed, when the transfer raised."""
 
-
-def read_frames(
-    transfer: Transfer,
-    pieces: Sequence[Piece],
-    chain: Sequence[BlockKey],
-    counts: Mapping[int, int],
-    framer: Framer,
-    stages: Stages,
-    sink: Callable[[int, Payload], None],
-) -> None:
-    """Read `pieces` in order and sink each validated payload, until the first that fails validation. Raises what the reach raises."""
-    with stages.take() as buffer:
-        for window in windows(pieces, stages.nbytes):
-            if transfer.stopped.is_set():
-                return
-            for node_id, runs in window.runs.items():
-                transfer.busy_on = node_id
-                reach = transfer.links[node_id].reach
-                reach.read(runs, buffer, lease_id=transfer.leases[node_id], deadline_ns=transfer.deadline_ns)
-            transfer.busy_on = None
+    def read(self, framer: Framer, stages: Stages, sink: Touch) -> None:
+        """Read the pieces and sink each validated payload, until the first that fails validation. Raises what a reach raises."""
+        for window, buffer in self._windows(stages):
+            self._move(window, lambda reach: reach.read, buffer)
             for (index, at, length), node_id in zip(window.spots, window.nodes, strict=True):
-                payload = _open(framer, buffer[at : at + length], chain[index], counts[index])
+                payload = _open(framer, buffer[at : at + length], self.chain[index], self.counts[index])
                 if payload is None:
-                    transfer.suspect.setdefault(node_id, []).append(chain[index])
+                    self.suspect.setdefault(node_id, []).append(self.chain[index])
                     return
                 sink(index, payload)
-                transfer.done += 1
+                self.done += 1
 
-
-def write_frames(
-    transfer: Transfer,
-    pieces: Sequence[Piece],
-    chain: Sequence[BlockKey],
-    counts: Mapping[int, int],
-    framer: Framer,
-    stages: Stages,
-    fill: Callable[[int, Payload], None],
-) -> None:
-    """Fill, stamp and write `pieces` in order. Raises what the reach raises."""
-    with stages.take() as buffer:
-        for window in windows(pieces, stages.nbytes):
-            if transfer.stopped.is_set():
-                return
+    def write(self, framer: Framer, stages: Stages, fill: Touch) -> None:
+        """Fill, stamp and write the pieces. Raises what a reach raises."""
+        for window, buffer in self._windows(stages):
             for index, at, length in window.spots:
                 frame = buffer[at : at + length]
                 fill(index, frame[framer.header_bytes :])
-                framer.stamp(frame, chain[index], chain[index - 1] if index else framer.root, counts[index])
-            for node_id, runs in window.runs.items():
-                transfer.busy_on = node_id
-                reach = transfer.links[node_id].reach
-                reach.write(runs, buffer, lease_id=transfer.leases[node_id], deadline_ns=transfer.deadline_ns)
-            transfer.busy_on = None
-            transfer.done += len(window.spots)
+                framer.stamp(frame, self.chain[index], self.chain[index - 1] if index else framer.root, self.counts[index])
+            self._move(window, lambda reach: reach.write, buffer)
+            self.done += len(window.spots)
+
+    def _windows(self, stages: Stages) -> Iterator[tuple[Window, Payload]]:
+        """The windows still wanted, each with a staging buffer to use until the next."""
+        with stages.take() as buffer:
+            for window in windows(self.pieces, stages.nbytes):
+                if self.stopped.is_set():
+                    return
+                yield window, buffer
+
+    def _move(self, window: Window, way: Callable[[Reach], Callable[..., None]], buffer: Payload) -> None:
+        for node_id, runs in window.runs.items():
+            self.busy_on = node_id
+            way(self.links[node_id].reach)(runs, buffer, lease_id=self.leases[node_id], deadline_ns=self.deadline_ns)
+        self.busy_on = None
 
 
 def _open(framer: Framer, frame: Payload, key: BlockKey, n_tokens: int) -> Payload | None:
