@@ -109,9 +109,11 @@ class _Nurse:
             _end(child)
             return
         self.restarts += 1
-        self.offer = self._hear(child)
-        if self.offer is None:
+        offer = self._hear(child)
+        if offer is None or self._stopping.is_set():
             _end(child)
+        else:
+            self.offer = offer
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
