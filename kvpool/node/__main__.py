@@ -19,16 +19,16 @@ from kvpool.units import parse_size
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="Address of the control plane.")
 @click.option("--capacity", default="1GiB", show_default=True, help="Bytes of memory to pool.")
 @click.option("--id", "node_id", default=None, help="Identity, 32 hex digits; a new one by default.")
-@click.option("--offer", default=",".join(OFFERS), show_default=True, help="Ways to reach the bytes.")
+@click.option("--offer", default=None, help=f"Ways to reach the bytes, of {','.join(OFFERS)}; all that work here by default.")
 @click.option("--arena-dir", default="/dev/shm", show_default=True, type=click.Path(path_type=Path), help="Where shared memory is made.")
-def main(cluster: str | None, listen: str, capacity: str, node_id: str | None, offer: str, arena_dir: Path) -> None:
+def main(cluster: str | None, listen: str, capacity: str, node_id: str | None, offer: str | None, arena_dir: Path) -> None:
     """Run one pool node."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = NodeConfig(
             listen=listen,
             capacity_bytes=parse_size(capacity),
-            offers=tuple(name.strip() for name in offer.split(",") if name.strip()),
+            offers=None if offer is None else tuple(name.strip() for name in offer.split(",") if name.strip()),
             arena_directory=arena_dir,
             node_id=node_id,
         )

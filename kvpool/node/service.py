@@ -32,17 +32,20 @@ _TICK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """How a node is set up. `node_id`: 32 hex digits, stays the same over restarts."""
+    """How a node is set up. `node_id`: 32 hex digits, stays the same over restarts.
+
+    `offers` None means every way to the bytes that works here; ways that are named must work.
+    """
 
     listen: str = "127.0.0.1:0"
     capacity_bytes: int = GIB
-    offers: tuple[str, ...] = OFFERS
+    offers: tuple[str, ...] | None = None
     arena_directory: Path = DEFAULT_DIRECTORY
     node_id: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.offers if name not in OFFERS]
-        if unknown or not self.offers:
+        unknown = [name for name in self.offers or () if name not in OFFERS]
+        if unknown or self.offers == ():
             raise ConfigError(f"can't offer {', '.join(unknown) or 'nothing'}; choose from {', '.join(OFFERS)}")
         if self.capacity_bytes < 1:
             raise ConfigError("a node needs a capacity above 0; set --capacity")
@@ -70,6 +73,7 @@ class PoolNode:
     async def start(self) -> None:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
         config = self._config
+        wanted = config.offers or OFFERS
         self._arena = await asyncio.to_thread(Arena.create, config.arena_directory, self.node_id, self.incarnation, config.capacity_bytes)
         state = PoolState(self._arena.capacity, PrefixLru(), PoolLimits())
         handler = NodeHandler(
@@ -78,14 +82,12 @@ class PoolNode:
             MonotonicClock(),
             node_id=self.node_id,
             incarnation=self.incarnation,
-            grpc_data="grpc" in config.offers,
+            grpc_data="grpc" in wanted,
         )
-        if "shm" in config.offers:
+        if "shm" in wanted:
             handler.shm = ShmOffer(path=str(self._arena.path), boot_id=host_boot_id())
-        if "ucx" in config.offers:
-            where = self._arena.path, self._arena.superblock.data_offset, self._arena.capacity
-            target = self._target = await asyncio.to_thread(UcxTargetProcess, *where)
-            handler.ucx = lambda: target.offer
+        if "ucx" in wanted:
+            await self._offer_ucx(handler, self._arena)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         add_pool(self._server, handler)
         self.address = bind(self._server, config.listen)
@@ -96,8 +98,20 @@ class PoolNode:
             self._registration = await asyncio.to_thread(
                 self._membership.join, role="node", address=self.address, id=self.node_id, info=info
             )
-        size, offers = format_size(self._arena.capacity), ", ".join(config.offers)
-        log.info("node %s serves %s at %s over %s", self.node_id, size, self.address, offers)
+        offers = [name for name in wanted if name != "ucx" or self._target is not None]
+        log.info("node %s serves %s at %s over %s", self.node_id, format_size(self._arena.capacity), self.address, ", ".join(offers))
+
+    async def _offer_ucx(self, handler: NodeHandler, arena: Arena) -> None:
+        """Serve the arena over UCX. Without a usable UCX that is an error only if it was asked for by name."""
+        try:
+            target = await asyncio.to_thread(UcxTargetProcess, arena.path, arena.superblock.data_offset, arena.capacity)
+        except ConfigError as error:
+            if self._config.offers is not None:
+                raise
+            log.warning("not offering UCX, so other hosts will read over gRPC: %s", error)
+            return
+        self._target = target
+        handler.ucx = lambda: target.offer
 
     async def stop(self) -> None:
         """Leave, finish calls in flight (bounded), give the memory back. A second call does nothing."""
