@@ -44,8 +44,8 @@ from kvpool.units import MS, SECOND
 log = logging.getLogger(__name__)
 
 NO_DEADLINE_NS = 2**63 - 1
-PUBLISH_NS = 10 * SECOND
-"""How long a prefill waits for the pool to take its blocks."""
+PUBLISH_FLOOR_NS, PUBLISH_CEILING_NS = 2 * SECOND, 10 * SECOND
+"""Between these a prefill waits for the pool to take its blocks as long as the decode worker would need to compute them."""
 SETTLE_NS = 250 * MS
 """How long the end of a decode waits for its last pushes, so that the next turn finds them."""
 RETIRE_NS = 5 * SECOND
@@ -84,7 +84,7 @@ class Engine:
             publisher = sequence.publisher
             publisher.offer_tail()
             yield FirstToken(token=token, sources=sequence.sources, times=sequence.times)
-            await publisher.drain(min(deadline_ns, time.monotonic_ns() + PUBLISH_NS))
+            await publisher.drain(min(deadline_ns, time.monotonic_ns() + self._publish_ns(len(request.prompt))))
             self._finished += 1
             yield Published(tokens=publisher.held, blocks_written=publisher.written)
         except KvpoolError:
@@ -168,6 +168,9 @@ class Engine:
         self._parts.resident.clear()
         if not ended or self._background:
             log.warning("closed with %d pushes unfinished%s", len(self._background), "" if ended else " and a pass still running")
+
+    def _publish_ns(self, tokens: int) -> int:
+        return min(PUBLISH_CEILING_NS, max(PUBLISH_FLOOR_NS, self._parts.rate.load_budget_ns(tokens)))
 
     def _check(self, prompt: tuple[int, ...]) -> None:
         """Refuse a prompt that can't be continued by even one token."""
