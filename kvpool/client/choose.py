@@ -9,6 +9,7 @@ from kvpool.request.pool import NodeDescription
 from kvpool.tier import ArenaMapping
 from kvpool.transport import Reach, ShmReach, same_host
 from kvpool.transport.ucx import UcxReach
+from kvpool.wire.fence import NodeIdentity
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def _ucx(node: NodeDescription, address: str) -> Reach:
 def _grpc(node: NodeDescription, address: str) -> Reach:
     if not node.grpc_data:
         raise UnavailableError("not offered")
-    return GrpcReach(address, node.capacity_bytes)
+    return GrpcReach(address, NodeIdentity(node.node_id, node.incarnation), node.capacity_bytes)
 
 
 _OPENERS: dict[str, Callable[[NodeDescription, str], Reach]] = {"shm": _shm, "ucx": _ucx, "grpc": _grpc}

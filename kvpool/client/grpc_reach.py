@@ -10,18 +10,19 @@ import numpy.typing as npt
 from kvpool.errors import ClosedError, ConfigError, DeadlineError
 from kvpool.transport import Run
 from kvpool.units import SECOND
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_data import PoolData
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class GrpcReach:
-    """`Reach` over `PoolData`. `length` is the size of the arena's data region in bytes."""
+    """`Reach` to `node` over `PoolData`. `length` is the size of the arena's data region in bytes."""
 
     name = "grpc"
 
-    def __init__(self, address: str, length: int) -> None:
-        self._data = PoolData(address)
+    def __init__(self, address: str, node: NodeIdentity, length: int) -> None:
+        self._data = PoolData(address, node)
         self._length = length
         self._closed = False
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.errors import ClosedError, RemoteError
 from kvpool.transport import Reach
 from kvpool.units import SECOND
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_client import PoolRpc
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,18 @@ class Links:
         self._closed = False
 
     def nodes(self) -> tuple[NodeRef, ...]:
-        """Nodes that may be asked now: live ones, without those that failed a moment ago."""
-        now_ns = time.monotonic_ns()
-        return tuple(ref for ref in self._source.nodes() if self._cool_until_ns.get(ref, 0) <= now_ns)
+        """The live nodes as last known: those that own blocks."""
+        return self._source.nodes()
+
+    def resting(self, ref: NodeRef) -> bool:
+        """True for a moment after `ref` failed: it still owns its blocks, but is not asked."""
+        return self._cool_until_ns.get(ref, 0) > time.monotonic_ns()
+
+    async def prune(self) -> None:
+        """Disconnect from nodes that are gone: a mapping that stays open keeps a dead node's memory from its host."""
+        live = set(self._source.nodes())
+        gone = [self._open.pop(ref) for ref in list(self._open) if ref not in live]
+        await asyncio.gather(*(_discard(task) for task in gone))
 
     async def look_again(self) -> None:
         """Ask for the current nodes anew: none were known."""
@@ -102,11 +112,9 @@ class Links:
     async def _connect(self, ref: NodeRef) -> NodeLink:
         now_ns = time.monotonic_ns()
         skip = [name for (node_id, name), until in self._skip_until_ns.items() if node_id == ref.node_id and until > now_ns]
-        rpc = PoolRpc(ref.address)
+        rpc = PoolRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation))
         try:
             description = await rpc.describe(2.0)
-            if (description.node_id, description.incarnation) != (ref.node_id, ref.incarnation):
-                raise RemoteError(f"{ref.address} is now another node or incarnation than the one looked for")
             reach = await asyncio.to_thread(open_reach, description, ref.address, self._transport, skip=skip)
         except BaseException:
             await rpc.close()

@@ -37,6 +37,7 @@ _THREADS = 4
 _CONTROL_S = 2.0
 """Longest wait for one control message."""
 _LEASE_MARGIN_MS = 1_000
+_SWEEP_S = 2.0
 
 
 class AsyncPoolClient:
@@ -51,11 +52,14 @@ class AsyncPoolClient:
         self._background: set[asyncio.Task[None]] = set()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._closed = False
+        self._ending = asyncio.Event()
 
     @classmethod
     async def open(cls, source: str, namespace: Namespace, *, transport: str = "auto", timeout_s: float = 5.0) -> Self:
         """Connect to `source`: a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`)."""
-        return cls(namespace, await open_source(source, timeout_s), transport)
+        client = cls(namespace, await open_source(source, timeout_s), transport)
+        client._spawn(client._sweep())
+        return client
 
     def keys(self, tokens: Sequence[int], *, tail: bool = False) -> list[BlockKey]:
         """The chain of `tokens`: one key a full block, and with `tail` one for the partial block at the end."""
@@ -147,6 +151,7 @@ class AsyncPoolClient:
         if self._closed:
             return
         self._closed = True
+        self._ending.set()
         if self._background:
             await asyncio.wait(self._background, timeout=_CONTROL_S)
         await self._links.close()
@@ -159,7 +164,10 @@ class AsyncPoolClient:
         await self.close()
 
     def _placed(self, chain: Sequence[BlockKey], first: int, count: int) -> tuple[dict[str, list[int]], dict[str, NodeRef]]:
-        """Positions (from `first`) per owning node, and the nodes; both empty when no node is alive."""
+        """Positions (from `first`) per owning node that may be asked now, and all nodes.
+
+        Ownership follows from who is alive, for everybody alike; a node that failed a moment ago is a miss, not disowned.
+        """
         if self._closed:
             raise ClosedError("this client was closed")
         refs = {ref.node_id: ref for ref in self._links.nodes()}
@@ -168,7 +176,8 @@ class AsyncPoolClient:
         if not refs or not count:
             return {}, refs
         weights = [NodeWeight(id=node_id) for node_id in refs]
-        return by_node(owners_of(chain, first, count, self.namespace.geometry.block_tokens, weights)), refs
+        groups = by_node(owners_of(chain, first, count, self.namespace.geometry.block_tokens, weights))
+        return {node_id: positions for node_id, positions in groups.items() if not self._links.resting(refs[node_id])}, refs
 
     async def _ask_all(
         self,
@@ -255,6 +264,14 @@ class AsyncPoolClient:
         for node_id, lease_id in transfer.leases.items():
             if lease_id:
                 self._spawn(release(node_id, lease_id))
+
+    async def _sweep(self) -> None:
+        """Let go of nodes that are gone, even while nobody asks for anything."""
+        while not self._closed:
+            try:
+                await asyncio.wait_for(self._ending.wait(), _SWEEP_S)
+            except TimeoutError:
+                await self._links.prune()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

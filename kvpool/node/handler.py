@@ -18,6 +18,7 @@ from kvpool.pool import EXISTS, Granted, PoolState, Reserve
 from kvpool.request.pool import Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
 from kvpool.tier import Arena
 from kvpool.units import MS
+from kvpool.wire.fence import NodeIdentity
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,10 @@ class NodeHandler:
     """`PoolHandler` of one node: `state` over `arena`."""
 
     def __init__(self, state: PoolState, arena: Arena, clock: Clock, *, node_id: str, incarnation: int, grpc_data: bool = True) -> None:
+        self.identity = NodeIdentity(node_id, incarnation)
         self._state = state
         self._arena = arena
         self._clock = clock
-        self._node_id = node_id
-        self._incarnation = incarnation
         self._grpc_data = grpc_data
         self._corrupt = 0
         self.shm: ShmOffer | None = None
@@ -40,8 +40,8 @@ class NodeHandler:
         """Identity, books, counters and offers."""
         books = self._state.books()
         return NodeDescription(
-            node_id=self._node_id,
-            incarnation=self._incarnation,
+            node_id=self.identity.node_id,
+            incarnation=self.identity.incarnation,
             capacity_bytes=books.capacity,
             free_bytes=books.free,
             used_bytes=books.used,

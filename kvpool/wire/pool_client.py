@@ -11,6 +11,7 @@ from kvpool.errors import ProtocolError, UnavailableError
 from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
 from kvpool.wire import convert
 from kvpool.wire.channel import OPTIONS
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
 from kvpool.wire.status import error_of
@@ -19,11 +20,13 @@ from kvpool.wire.status import error_of
 class PoolRpc:
     """The control connection to one node at `address` (host:port), for use on one event loop.
 
+    `node` is whom the calls are meant for; without it only `describe` and `lookup` are answered.
     Every call takes its time limit in seconds. Errors: `ConfigError`, `UnavailableError`, `DeadlineError`, `ProtocolError`.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
         self.address = address
+        self._metadata = node.metadata() if node is not None else ()
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._stub: Any = rpc.PoolStub(self._channel)
 
@@ -76,7 +79,7 @@ class PoolRpc:
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
         except asyncio.CancelledError:

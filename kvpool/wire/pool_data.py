@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvpool.errors import ProtocolError
 from kvpool.wire.channel import CHUNK_BYTES, OPTIONS
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
 from kvpool.wire.status import error_of
@@ -17,10 +18,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class PoolData:
-    """A data connection to one node at `address`; `Errors` as for `PoolRpc`."""
+    """A data connection to `node` at `address`; errors as for `PoolRpc`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, node: NodeIdentity) -> None:
         self.address = address
+        self._metadata = node.metadata()
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._stub: Any = rpc.PoolStub(self._channel)
 
@@ -30,7 +32,7 @@ class PoolData:
         targets = iter([target for _, target in parts])
         target, filled = np.empty(0, np.uint8), 0
         try:
-            for message in self._stub.Read(pb.ReadRequest(lease_id=lease_id, ranges=ranges), timeout=timeout_s):
+            for message in self._stub.Read(pb.ReadRequest(lease_id=lease_id, ranges=ranges), timeout=timeout_s, metadata=self._metadata):
                 data = np.frombuffer(message.data, np.uint8)
                 while data.nbytes:
                     if filled == target.nbytes:
@@ -55,7 +57,7 @@ class PoolData:
                     yield pb.WriteChunk(lease_id=lease_id, offset=offset + at, data=data)
 
         try:
-            answer = self._stub.Write(chunks(), timeout=timeout_s)
+            answer = self._stub.Write(chunks(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
         if answer.written != sum(source.nbytes for _, source in parts):

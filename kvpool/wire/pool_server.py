@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from kvpool.errors import KvpoolError
 from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
-from kvpool.wire import convert
+from kvpool.wire import convert, fence
 from kvpool.wire.channel import CHUNK_BYTES
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
 from kvpool.wire.status import code_of
@@ -19,6 +20,11 @@ from kvpool.wire.status import code_of
 
 class PoolHandler(Protocol):
     """What a node does; synchronous, because its core is. Raises kvpool errors."""
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """Who answers; calls meant for somebody else are refused."""
+        ...
 
     def describe(self) -> NodeDescription:
         """Answer Describe."""
@@ -63,10 +69,10 @@ class _Servicer(rpc.PoolServicer):
         self._handler = handler
 
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await _answer(context, lambda: convert.description_to_pb(self._handler.describe()))
+        return await self._answer(context, lambda: convert.description_to_pb(self._handler.describe()), fenced=False)
 
     async def Lookup(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await _answer(context, lambda: pb.LookupResponse(present=self._handler.lookup(request.keys)))
+        return await self._answer(context, lambda: pb.LookupResponse(present=self._handler.lookup(request.keys)), fenced=False)
 
     async def Reserve(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         def run() -> Any:
@@ -74,30 +80,31 @@ class _Servicer(rpc.PoolServicer):
             lease_id, grants = self._handler.reserve(request.owner, request.lease_ms, blocks)
             return pb.ReserveResponse(lease_id=lease_id, grants=convert.grants_to_pb(grants))
 
-        return await _answer(context, run)
+        return await self._answer(context, run)
 
     async def Commit(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await _answer(context, lambda: pb.CommitResponse(committed=self._handler.commit(request.lease_id, request.keys)))
+        return await self._answer(context, lambda: pb.CommitResponse(committed=self._handler.commit(request.lease_id, request.keys)))
 
     async def Acquire(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         def run() -> Any:
             lease_id, places = self._handler.acquire(request.owner, request.lease_ms, request.keys)
             return pb.AcquireResponse(lease_id=lease_id, found=convert.places_to_pb(places))
 
-        return await _answer(context, run)
+        return await self._answer(context, run)
 
     async def Renew(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await _answer(context, lambda: pb.RenewResponse(alive=self._handler.renew(request.lease_id, request.lease_ms)))
+        return await self._answer(context, lambda: pb.RenewResponse(alive=self._handler.renew(request.lease_id, request.lease_ms)))
 
     async def Release(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         def run() -> Any:
             self._handler.release(request.lease_id, request.suspect)
             return pb.ReleaseResponse()
 
-        return await _answer(context, run)
+        return await self._answer(context, run)
 
     async def Read(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
+            self._check(context, needed=True)
             for data in self._pieces(request):
                 yield pb.ReadChunk(data=data)
         except KvpoolError as error:
@@ -106,6 +113,7 @@ class _Servicer(rpc.PoolServicer):
     async def Write(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
         written = 0
         try:
+            self._check(context, needed=True)
             async for chunk in requests:
                 data = np.frombuffer(chunk.data, np.uint8)
                 self._handler.window(chunk.lease_id, chunk.offset, data.nbytes, write=True)[:] = data
@@ -121,9 +129,12 @@ class _Servicer(rpc.PoolServicer):
                 length = min(CHUNK_BYTES, asked.length - at)
                 yield self._handler.window(request.lease_id, asked.offset + at, length, write=False).tobytes()
 
+    async def _answer(self, context: grpc.aio.ServicerContext, run: Callable[[], Any], *, fenced: bool = True) -> Any:
+        try:
+            self._check(context, needed=fenced)
+            return run()
+        except KvpoolError as error:
+            await context.abort(code_of(error), str(error))
 
-async def _answer(context: grpc.aio.ServicerContext, run: Callable[[], Any]) -> Any:
-    try:
-        return run()
-    except KvpoolError as error:
-        await context.abort(code_of(error), str(error))
+    def _check(self, context: grpc.aio.ServicerContext, *, needed: bool) -> None:
+        fence.check(context.invocation_metadata(), self._handler.identity, needed=needed)

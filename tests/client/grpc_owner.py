@@ -11,6 +11,7 @@ import grpc.aio
 
 from kvpool.tier import Arena
 from kvpool.wire.channel import SERVER_OPTIONS, bind
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_server import add_pool
 
 NODE_ID = "ab" * 16
@@ -18,6 +19,8 @@ NODE_ID = "ab" * 16
 
 class Everything:
     """A handler that checks no lease: leases are the node's business and tested there."""
+
+    identity = NodeIdentity(NODE_ID, 1)
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

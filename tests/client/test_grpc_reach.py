@@ -13,6 +13,7 @@ from kvpool.testing.reach_kit import WINDOW_BYTES, FarSide, ReachKit
 from kvpool.tier import ArenaMapping
 from kvpool.transport import Reach
 from kvpool.units import MIB
+from kvpool.wire.fence import NodeIdentity
 
 OWNER = Path(__file__).with_name("grpc_owner.py")
 NODE_ID = "ab" * 16
@@ -36,7 +37,7 @@ class GrpcFar:
         self.opened: list[Reach] = []
 
     def open(self) -> Reach:
-        self.opened.append(GrpcReach(self.address, self.arena_bytes))
+        self.opened.append(GrpcReach(self.address, NodeIdentity(NODE_ID, 1), self.arena_bytes))
         return self.opened[-1]
 
     def freeze(self) -> None:

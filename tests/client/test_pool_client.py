@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from kvpool.request.pool import NodeDescription
 from kvpool.testing.node_process import NodeProcess
 from kvpool.tier import ArenaMapping
 from kvpool.units import SECOND
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_client import PoolRpc
 
 Payload = npt.NDArray[np.uint8]
@@ -132,7 +134,7 @@ async def test_damaged_block_is_a_miss_and_is_dropped(node: NodeProcess, namespa
         assert await pool.store(chain, 0, [16] * 20, fill, deadline_ns=soon()) == 20
         before = await describe(node)
         assert before.shm is not None
-        rpc = PoolRpc(node.address)
+        rpc = PoolRpc(node.address, NodeIdentity(before.node_id, before.incarnation))
         lease_id, places = await rpc.acquire("test", 10_000, [chain[7]], 5)
         await rpc.release(lease_id, (), 5)
         await rpc.close()
@@ -291,6 +293,45 @@ async def test_two_nodes_share_a_chain_and_one_dead_node_costs_its_share(
         reached = await pool.load(chain, 0, counts, Sink(), deadline_ns=soon())
         assert reached < len(chain)
         assert reached % 32 == 0
+
+
+@pytest.mark.parametrize("transport", REACHES)
+async def test_stranger_at_a_known_address_is_not_written_to(
+    start_node: Callable[..., NodeProcess], namespace: Namespace, transport: str
+) -> None:
+    """Another node at the address of a dead one: what a client knew of the old one means nothing to it, and it is told so."""
+    node = start_node()
+    async with await AsyncPoolClient.open(node.address, namespace, transport=transport) as pool:
+        chain = pool.keys(TOKENS)
+        assert await pool.store(chain, 0, [16] * 20, fill, deadline_ns=soon()) == 20
+        node.kill()
+        stranger = start_node("--listen", node.address)
+        end = time.monotonic() + 30
+        while await pool.store(chain, 0, [16] * 20, fill, deadline_ns=soon()) < 20:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+        assert await pool.load(chain, 0, [16] * 20, Sink(), deadline_ns=soon()) == 20
+        assert pool.reaches() == {stranger.node_id: transport}
+        assert (await no_leases(stranger)).counters["corrupt"] == 0
+
+
+async def test_memory_of_a_dead_node_is_let_go_by_an_idle_client(start_node: Callable[..., NodeProcess], namespace: Namespace) -> None:
+    """A mapping keeps a dead node's memory alive: once another node has taken its place, nobody may hold on to it."""
+
+    def mapped(node: NodeProcess) -> bool:
+        return f"kvpool-{node.node_id}-" in Path("/proc/self/maps").read_text()
+
+    node = start_node()
+    async with await AsyncPoolClient.open(node.address, namespace, transport="shm") as pool:
+        chain = pool.keys(TOKENS)
+        assert await pool.store(chain, 0, [16] * 20, fill, deadline_ns=soon()) == 20
+        assert mapped(node)
+        node.kill()
+        start_node("--listen", node.address)
+        end = time.monotonic() + 30
+        while await pool.store(chain, 0, [16] * 20, fill, deadline_ns=soon()) < 20 or mapped(node):
+            assert time.monotonic() < end, "the dead node's memory is still mapped"
+            await asyncio.sleep(0.1)
 
 
 async def test_no_node_at_all_is_a_miss(namespace: Namespace) -> None:
