@@ -141,7 +141,7 @@ def test_table_signals_reach_the_process(world: World, script: Script) -> None:
     """Any signal can be sent, to the index asked for only; a name that isn't in the table is an error."""
     table = world.table(ProcessSpec(role="node", index=0, argv=script(SLEEP)))
     eventually(lambda: table.pids("node") != [], "it runs")
-    table.kill("node", 0, signal.SIGINT)
+    table.kill("node", 0, signal.SIGTERM)
     eventually(lambda: table.rows()[0].deaths == 1, "it died of it")
     with pytest.raises(ConfigError, match="node-7"):
         table.kill("node", 7)
