@@ -21,6 +21,7 @@ from kvpool.request import DecodeEvent, DecodeRequest, Finished, FinishReason, P
 from kvpool.request.pool import NodeDescription, ShmOffer
 from kvpool.testing.membership_kit import until
 from kvpool.wire.channel import bind
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_server import PoolHandler, add_pool
 from kvpool.wire.worker_server import add_worker
 
@@ -34,13 +35,13 @@ class Node:
     """A pool node that can only be looked at."""
 
     def __init__(self, node_id: str, keys: Sequence[bytes]) -> None:
-        self._node_id = node_id
+        self.identity = NodeIdentity(node_id, 1)
         self._keys = set(keys)
 
     def describe(self) -> NodeDescription:
         return NodeDescription(
-            node_id=self._node_id,
-            incarnation=1,
+            node_id=self.identity.node_id,
+            incarnation=self.identity.incarnation,
             capacity_bytes=64 * MIB,
             free_bytes=32 * MIB,
             used_bytes=31 * MIB,

@@ -58,6 +58,7 @@ def books_balance(cluster: LocalCluster) -> Callable[[], NodeDescription]:
     """Wait until no lease is left on the node; at every look `free + used + pinned == capacity`."""
 
     def balanced() -> NodeDescription:
+        cluster.wait_ready()
         end = time.monotonic() + 60
         while True:
             (member,) = cluster.membership.members("node")
