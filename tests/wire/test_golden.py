@@ -1,0 +1,112 @@
+"""Wire bytes, pinned: messages encoded by hand (varints and length prefixes, nothing generated) must decode to our values and back.
+
+Field numbers and types are a promise to clients in other languages. Literals are append-only.
+"""
+
+from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, StageTimes, TokenSources
+from kvpool.request.pool import NodeDescription, Outcome, ShmOffer, UcxOffer
+from kvpool.wire import convert, convert_work
+from kvpool.wire.gen import pool_pb2, worker_pb2
+
+KEY, PARENT = b"\x11" * 32, b"\x22" * 32
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def blob(field: int, data: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(data)) + data
+
+
+def double(field: int, eight_bytes: str) -> bytes:
+    return varint(field << 3 | 1) + bytes.fromhex(eight_bytes)
+
+
+def test_reservations_on_the_wire() -> None:
+    """key 1, parent 2, depth 3, length 4, ttl_ms 5; an absent field is zero."""
+    first = blob(1, KEY) + number(4, 737_472)
+    second = blob(1, PARENT) + blob(2, KEY) + number(3, 16) + number(4, 737_472) + number(5, 60_000)
+    raw = blob(1, b"me") + number(2, 1500) + blob(3, first) + blob(3, second)
+    message = pool_pb2.ReserveRequest.FromString(raw)
+    assert (message.owner, message.lease_ms) == ("me", 1500)
+    values = convert.reservations_from_pb(message.blocks)
+    assert values == [(KEY, b"", 0, 737_472, 0), (PARENT, KEY, 16, 737_472, 60_000)]
+    again = pool_pb2.ReserveRequest(owner="me", lease_ms=1500, blocks=convert.reservations_to_pb(values))
+    assert again.SerializeToString(deterministic=True) == raw
+
+
+def test_grants_and_places_on_the_wire() -> None:
+    """Outcomes are 0 granted, 1 exists, 2 no space; a miss is an empty message."""
+    raw = number(1, 7) + blob(2, number(2, 4096)) + blob(2, number(1, 1)) + blob(2, number(1, 2))
+    grants = convert.grants_from_pb(pool_pb2.ReserveResponse.FromString(raw).grants)
+    assert grants == [(Outcome.GRANTED, 4096), (Outcome.EXISTS, 0), (Outcome.NO_SPACE, 0)]
+    again = pool_pb2.ReserveResponse(lease_id=7, grants=convert.grants_to_pb(grants))
+    assert again.SerializeToString(deterministic=True) == raw
+    raw = number(1, 9) + blob(2, number(1, 1) + number(2, 64) + number(3, 100)) + blob(2, b"")
+    places = convert.places_from_pb(pool_pb2.AcquireResponse.FromString(raw).found)
+    assert places == [(64, 100), None]
+    assert pool_pb2.AcquireResponse(lease_id=9, found=convert.places_to_pb(places)).SerializeToString(deterministic=True) == raw
+
+
+def test_descriptions_on_the_wire() -> None:
+    """Identity, books, offers."""
+    books = b"".join(number(field, field * 10) for field in range(2, 10))
+    counters = blob(10, blob(1, b"hits") + number(2, 5))
+    shm = blob(11, blob(1, b"/dev/shm/a") + blob(2, b"boot"))
+    ucx = blob(12, blob(1, b"\x01") + blob(2, b"\x02") + number(3, 2**47) + number(4, 80))
+    raw = blob(1, b"ab" * 16) + books + counters + shm + ucx + number(13, 1)
+    value = convert.description_from_pb(pool_pb2.DescribeResponse.FromString(raw))
+    assert value == NodeDescription(
+        node_id="ab" * 16,
+        incarnation=20,
+        capacity_bytes=30,
+        free_bytes=40,
+        used_bytes=50,
+        pinned_bytes=60,
+        blocks=70,
+        read_leases=80,
+        write_leases=90,
+        counters={"hits": 5},
+        shm=ShmOffer(path="/dev/shm/a", boot_id="boot"),
+        ucx=UcxOffer(worker_address=b"\x01", rkey=b"\x02", base_address=2**47, length=80),
+        grpc_data=True,
+    )
+    assert convert.description_to_pb(value).SerializeToString(deterministic=True) == raw
+
+
+def test_prefill_requests_and_events_on_the_wire() -> None:
+    """Tokens are packed varints; temperature and top_p are doubles."""
+    sampling = double(1, "000000000000e03f") + double(2, "000000000000f03f") + number(3, 40) + number(4, 2**64 - 1)
+    raw = blob(1, b"r1") + blob(2, varint(1) + varint(49151)) + blob(3, sampling)
+    value = convert_work.prefill_from_pb(worker_pb2.PrefillRequest.FromString(raw))
+    assert value == PrefillRequest(
+        request_id="r1", prompt=(1, 49151), sampling=Sampling(temperature=0.5, top_p=1.0, top_k=40, seed=2**64 - 1)
+    )
+    assert convert_work.prefill_to_pb(value).SerializeToString(deterministic=True) == raw
+    sources, times = number(1, 1) + number(2, 2) + number(3, 3), number(1, 4) + number(2, 5) + number(3, 6) + number(4, 7)
+    raw = blob(1, number(1, 300) + blob(2, sources) + blob(3, times))
+    event = convert_work.prefill_event_from_pb(worker_pb2.PrefillEvent.FromString(raw))
+    assert event == FirstToken(
+        token=300,
+        sources=TokenSources(resident=1, pool=2, computed=3),
+        times=StageTimes(queue_ns=4, load_ns=5, compute_ns=6, sample_ns=7),
+    )
+    assert convert_work.prefill_event_to_pb(event).SerializeToString(deterministic=True) == raw
+
+
+def test_decode_requests_on_the_wire() -> None:
+    """prompt 2, generated 3, max_tokens 4, stop_tokens 5."""
+    sampling = double(2, "000000000000f03f")
+    raw = blob(1, b"d") + blob(2, b"\x05\x06") + blob(3, b"\x07") + number(4, 300) + blob(5, b"\x02") + blob(6, sampling)
+    value = convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw))
+    assert value == DecodeRequest(request_id="d", prompt=(5, 6), generated=(7,), max_tokens=300, stop_tokens=(2,))
+    assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True) == raw
