@@ -57,6 +57,17 @@ class Links:
         gone = [self._open.pop(ref) for ref in list(self._open) if ref not in live]
         await asyncio.gather(*(_discard(task) for task in gone))
 
+    async def connect_all(self, timeout_s: float) -> None:
+        """Connect to every node there is, ahead of need: a first connection costs more than most transfers."""
+
+        async def one(ref: NodeRef) -> None:
+            try:
+                await self.link(ref, timeout_s)
+            except (RemoteError, ClosedError) as error:
+                log.info("node %s at %s can't be connected to yet: %s", ref.node_id[:8], ref.address, error)
+
+        await asyncio.gather(*(one(ref) for ref in self._source.nodes() if ref not in self._open and not self.resting(ref)))
+
     async def look_again(self) -> None:
         """Ask for the current nodes anew: none were known."""
         await self._source.refresh(1.0)

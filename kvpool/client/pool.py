@@ -9,6 +9,7 @@ says how far it got. Only the caller's own mistakes raise (`LocalError`).
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -37,7 +38,7 @@ _THREADS = 4
 _CONTROL_S = 2.0
 """Longest wait for one control message."""
 _LEASE_MARGIN_MS = 1_000
-_SWEEP_S = 2.0
+_TEND_S = 2.0
 
 
 class AsyncPoolClient:
@@ -55,10 +56,13 @@ class AsyncPoolClient:
         self._ending = asyncio.Event()
 
     @classmethod
-    async def open(cls, source: str, namespace: Namespace, *, transport: str = "auto", timeout_s: float = 5.0) -> Self:
-        """Connect to `source`: a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`)."""
+    async def open(cls, source: str, namespace: Namespace, *, transport: str = "auto", timeout_s: float = 5.0, eager: bool = False) -> Self:
+        """Connect to `source`: a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`).
+
+        Nodes are connected to when they are first needed; with `eager` ahead of need, as they appear, in the background.
+        """
         client = cls(namespace, await open_source(source, timeout_s), transport)
-        client._spawn(client._sweep())
+        client._spawn(client._tend(eager=eager))
         return client
 
     def keys(self, tokens: Sequence[int], *, tail: bool = False) -> list[BlockKey]:
@@ -265,13 +269,14 @@ class AsyncPoolClient:
             if lease_id:
                 self._spawn(release(node_id, lease_id))
 
-    async def _sweep(self) -> None:
-        """Let go of nodes that are gone, even while nobody asks for anything."""
+    async def _tend(self, *, eager: bool) -> None:
+        """Let go of nodes that are gone, even while nobody asks for anything; with `eager`, connect to those that have come."""
         while not self._closed:
-            try:
-                await asyncio.wait_for(self._ending.wait(), _SWEEP_S)
-            except TimeoutError:
-                await self._links.prune()
+            await self._links.prune()
+            if eager:
+                await self._links.connect_all(_CONTROL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _TEND_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -334,6 +334,18 @@ async def test_memory_of_a_dead_node_is_let_go_by_an_idle_client(start_node: Cal
             await asyncio.sleep(0.1)
 
 
+async def test_eager_client_is_connected_before_it_is_asked(start_node: Callable[..., NodeProcess], namespace: Namespace) -> None:
+    """A worker's first request must not pay for connecting, nor the first one after a node was replaced."""
+    node = start_node()
+    async with await AsyncPoolClient.open(node.address, namespace, eager=True) as pool:
+        end = time.monotonic() + 30
+        while pool.reaches() != {node.node_id: "shm"}:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+    async with await AsyncPoolClient.open(node.address, namespace) as pool:
+        assert pool.reaches() == {}
+
+
 async def test_no_node_at_all_is_a_miss(namespace: Namespace) -> None:
     """Nobody alive: everything is a miss, nothing raises."""
     async with await AsyncPoolClient.open("127.0.0.1:9", namespace) as pool:
