@@ -57,16 +57,19 @@ class Links:
         gone = [self._open.pop(ref) for ref in list(self._open) if ref not in live]
         await asyncio.gather(*(_discard(task) for task in gone))
 
-    async def connect_all(self, timeout_s: float) -> None:
-        """Connect to every node there is, ahead of need: a first connection costs more than most transfers."""
+    async def connect_all(self, timeout_s: float) -> list[str]:
+        """Connect to every node there is, ahead of need: a first connection costs more than most transfers. Why some can't be had."""
 
-        async def one(ref: NodeRef) -> None:
+        async def one(ref: NodeRef) -> str | None:
             try:
                 await self.link(ref, timeout_s)
             except (RemoteError, ClosedError) as error:
                 log.info("node %s at %s can't be connected to yet: %s", ref.node_id[:8], ref.address, error)
+                return str(error)
+            return None
 
-        await asyncio.gather(*(one(ref) for ref in self._source.nodes() if ref not in self._open and not self.resting(ref)))
+        wanted = [ref for ref in self._source.nodes() if ref not in self._open and not self.resting(ref)]
+        return [reason for reason in await asyncio.gather(*map(one, wanted)) if reason is not None]
 
     async def look_again(self) -> None:
         """Ask for the current nodes anew: none were known."""

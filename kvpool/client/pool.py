@@ -37,6 +37,7 @@ T = TypeVar("T")
 _THREADS = 4
 _CONTROL_S = 2.0
 """Longest wait for one control message."""
+_CONNECT_S = 5.0
 _LEASE_MARGIN_MS = 1_000
 _TEND_S = 2.0
 
@@ -64,6 +65,10 @@ class AsyncPoolClient:
         client = cls(namespace, await open_source(source, timeout_s), transport)
         client._spawn(client._tend(eager=eager))
         return client
+
+    async def connect(self) -> list[str]:
+        """Connect to all nodes now; why some of them can't be had."""
+        return await self._links.connect_all(_CONNECT_S)
 
     def keys(self, tokens: Sequence[int], *, tail: bool = False) -> list[BlockKey]:
         """The chain of `tokens`: one key a full block, and with `tail` one for the partial block at the end."""
@@ -274,7 +279,7 @@ class AsyncPoolClient:
         while not self._closed:
             await self._links.prune()
             if eager:
-                await self._links.connect_all(_CONTROL_S)
+                await self.connect()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), _TEND_S)
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from kvpool.block import Namespace
 from kvpool.client.arrays import as_rows, new_blocks
+from kvpool.client.choose import AUTO
 from kvpool.client.pool import AsyncPoolClient
-from kvpool.errors import ClosedError, ConfigError, DeadlineError
+from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND
 
 T = TypeVar("T")
@@ -150,8 +151,15 @@ async def connect_async(source: str, *, namespace: Namespace, transport: str = "
     """Connect to a pool: `source` is a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`).
 
     `namespace` says whose blocks these are (model, weights, geometry, tenant); `transport` is `auto`, `shm`, `ucx` or `grpc`.
+    Raises `ConfigError`, and `UnavailableError` when a transport is named by which no node can be reached. Without a node
+    `auto` connects all the same: nobody there is a miss.
     """
-    return AsyncClient(await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s), timeout_s)
+    pool = await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s)
+    reasons = await pool.connect() if transport != AUTO else []
+    if reasons and not pool.reaches():
+        await pool.close()
+        raise UnavailableError(f"no node can be reached by {transport}: {'; '.join(reasons)}")
+    return AsyncClient(pool, timeout_s)
 
 
 def connect(source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0) -> Client:

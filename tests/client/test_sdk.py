@@ -10,7 +10,7 @@ import pytest
 import kvpool
 from kvpool.block import LayerSpec, Namespace
 from kvpool.client.arrays import blocks_shape
-from kvpool.errors import ClosedError, ConfigError
+from kvpool.errors import ClosedError, ConfigError, UnavailableError
 from kvpool.testing.node_process import NodeProcess
 
 TOKENS = list(range(16 * 3 + 7))
@@ -92,6 +92,18 @@ def test_wrong_blocks_are_refused_with_a_reason(node: NodeProcess, namespace: Na
         with pytest.raises(ConfigError, match=says):
             pool.put(TOKENS, bad)
         assert pool.lookup(TOKENS) == 0
+
+
+def test_named_transport_that_no_node_offers_is_an_error(namespace: Namespace) -> None:
+    """Whoever asks for a transport by name hears at once that it can't be had, instead of missing for ever."""
+    node = NodeProcess("--capacity", "1MiB", "--offer", "grpc")
+    try:
+        for transport in ("shm", "ucx"):
+            with pytest.raises(UnavailableError, match=f"no node can be reached by {transport}: .*not offered"):
+                kvpool.connect(node.address, namespace=namespace, transport=transport)
+        kvpool.connect(node.address, namespace=namespace).close()
+    finally:
+        assert node.stop() == 0
 
 
 def test_closed_client_refuses(node: NodeProcess, namespace: Namespace) -> None:
