@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _COOLDOWN_NS = SECOND
 _REACH_COOLDOWN_NS = 30 * SECOND
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class Links:
         self._open: dict[NodeRef, asyncio.Task[NodeLink]] = {}
         self._cool_until_ns: dict[NodeRef, int] = {}
         self._skip_until_ns: dict[tuple[str, str], int] = {}
+        self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
     def nodes(self) -> tuple[NodeRef, ...]:
@@ -71,9 +73,10 @@ class Links:
         wanted = [ref for ref in self._source.nodes() if ref not in self._open and not self.resting(ref)]
         return [reason for reason in await asyncio.gather(*map(one, wanted)) if reason is not None]
 
-    async def look_again(self) -> None:
-        """Ask for the current nodes anew: none were known."""
-        await self._source.refresh(1.0)
+    def look_again(self) -> None:
+        """Ask for the current nodes anew, in the background: whoever noticed that a view is stale has a deadline to keep."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._source.refresh(_LOOK_S))
 
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id, for the links that are open."""
@@ -114,11 +117,13 @@ class Links:
             log.warning("node %s at %s: %s failed; giving the connection up", ref.node_id[:8], ref.address, reach or "it")
             await _discard(task)
         self._forget_the_gone()
-        await self._source.refresh(1.0)
+        self.look_again()
 
     async def close(self) -> None:
         """Close all connections."""
         self._closed = True
+        if self._looking is not None:
+            await asyncio.wait([self._looking], timeout=_LOOK_S)
         tasks, self._open = list(self._open.values()), {}
         await asyncio.gather(*(_discard(task) for task in tasks))
         await self._source.close()

@@ -25,7 +25,7 @@ from kvpool.client.links import Links, NodeLink
 from kvpool.client.plan import by_node, leading, owners_of
 from kvpool.client.sources import NodeRef, NodeSource, open_source
 from kvpool.client.transfer import Piece, Stages, Touch, Transfer
-from kvpool.errors import ClosedError, RemoteError, UnavailableError
+from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
 from kvpool.policy.placement import NodeWeight
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.units import MS, SECOND
@@ -181,7 +181,7 @@ class AsyncPoolClient:
             raise ClosedError("this client was closed")
         refs = {ref.node_id: ref for ref in self._links.nodes()}
         if not refs:
-            self._spawn(self._links.look_again())
+            self._links.look_again()
         if not refs or not count:
             return {}, refs
         weights = [NodeWeight(id=node_id) for node_id in refs]
@@ -243,6 +243,8 @@ class AsyncPoolClient:
                 raise
             log.warning("transfer with node %s: %s", node_id[:8], error)
             link = transfer.links[node_id]
+            if isinstance(error, DeadlineError) and link.reach.name == "shm":
+                return  # a copy in memory was late because this host is busy: the node has no part in it
             await self._links.failed(link.node, reach=link.reach.name if isinstance(error, UnavailableError) else None)
 
     async def _commit(self, transfer: Transfer) -> int:

@@ -6,6 +6,7 @@ right block or none.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,10 +100,10 @@ class Transfer:
             self.done += len(window.spots)
 
     def _windows(self, stages: Stages) -> Iterator[tuple[Window, Payload]]:
-        """The windows still wanted, each with a staging buffer to use until the next."""
+        """The windows still wanted, each with a staging buffer to use until the next. Too late is nobody's fault: it just ends."""
         with stages.take() as buffer:
             for window in windows(self.pieces, stages.nbytes):
-                if self.stopped.is_set():
+                if self.stopped.is_set() or time.monotonic_ns() >= self.deadline_ns:
                     return
                 yield window, buffer
 
