@@ -1,7 +1,9 @@
 """A cluster of another shape: two pool nodes, everything over UCX, nothing kept in workers. Same answers."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -49,3 +51,20 @@ def test_status_shows_the_reach_in_use(two_nodes: LocalCluster) -> None:
     reaches = [reach for worker in workers for reach in worker["reaches"].values()]
     assert len(reaches) >= 2
     assert set(reaches) == {"ucx"}
+
+
+def test_one_of_two_nodes_dies_under_load_and_no_answer_is_lost(two_nodes: LocalCluster, truth: Truth) -> None:
+    """Over UCX a dead node is a broken connection in mid-transfer: its share is computed again, the other's is still loaded."""
+    chat = ChatClient(two_nodes.url)
+    document = DOCUMENT.read_text()[:2500]
+    asks = [[{"role": "user", "content": f"{document}\n\nQuestion {n}: what is this about?"}] for n in range(4)]
+    expected = truth([chat.prompt_tokens(ask) for ask in asks], MAX_TOKENS)
+    with ThreadPoolExecutor(len(asks)) as threads:
+        replies = [threads.submit(chat.chat, ask, model="smollm2", max_tokens=MAX_TOKENS) for ask in asks]
+        time.sleep(1.5)
+        two_nodes.kill("node", 0)
+        assert [list(reply.result(timeout=120).tokens) for reply in replies] == expected
+    two_nodes.wait_ready()
+    again = [chat.chat(ask, model="smollm2", max_tokens=MAX_TOKENS) for ask in asks]
+    assert [list(reply.tokens) for reply in again] == expected
+    assert sum(reply.cached_tokens for reply in again) > 0
