@@ -1,6 +1,6 @@
 """WHAT a block is: its identity, its geometry, and the bytes of one stored frame."""
 
-from kvpool.block.frame import Framer, FrameView
+from kvpool.block.frame import Framer, FrameView, check_frame
 from kvpool.block.geometry import MAX_BLOCK_TOKENS, Geometry, Segment
 from kvpool.block.header import Flags, FrameHeader, decode_header, encode_header
 from kvpool.block.identity import KEY_BYTES, BlockKey, Namespace, chain_keys
@@ -19,6 +19,7 @@ __all__ = [
     "Namespace",
     "Segment",
     "chain_keys",
+    "check_frame",
     "decode_header",
     "encode_header",
 ]

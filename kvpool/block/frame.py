@@ -120,12 +120,7 @@ class Framer:
         n_tokens, header_bytes, checksum, parent, flags = self._own(data, key) or self._foreign(data, key)
         if not (accept_approx or int(flags) & _PURE):
             raise FrameError(f"the frame is {flags!r}, not the exact block of its key")
-        payload = data[header_bytes:]
-        expected = self.geometry.payload_bytes(n_tokens)
-        if payload.size != expected:
-            raise FrameError(f"a payload of {n_tokens} tokens has {expected} bytes, got {payload.size}")
-        if xxhash.xxh3_64_intdigest(payload.data) != checksum:
-            raise FrameError("payload checksum does not match")
+        payload = _sound_payload(data[header_bytes:], n_tokens, self.geometry.payload_bytes(n_tokens), checksum)
         return FrameView(n_tokens, payload, parent, flags)
 
     def _own(self, data: npt.NDArray[np.uint8], key: BlockKey) -> tuple[int, int, int, BlockKey, h.Flags] | None:
@@ -148,8 +143,30 @@ class Framer:
         if (header.flags ^ self._flags) & h.Flags.PRE_ROPE:
             raise FrameError("the frame's K and this reader's differ in rotation (PRE_ROPE)")
         if header.key != key:
-            raise FrameError(f"the frame holds block {header.key.hex()}, not {key.hex()}")
+            raise _other_block(header.key, key)
         return header.n_tokens, header.header_bytes, header.payload_checksum, header.parent, header.flags
+
+
+def check_frame(buf: Buffer, key: BlockKey) -> None:
+    """Raise `FrameError` unless `buf` is exactly one undamaged frame of `key`, of whatever namespace: for those who keep frames."""
+    data = _as_array(buf)
+    header = h.decode_header(data.data)
+    if header.key != key:
+        raise _other_block(header.key, key)
+    _sound_payload(data[header.header_bytes :], header.n_tokens, header.payload_bytes, header.payload_checksum)
+
+
+def _sound_payload(payload: npt.NDArray[np.uint8], n_tokens: int, expected: int, checksum: int) -> npt.NDArray[np.uint8]:
+    """`payload`, once its length and checksum are seen to be right; `FrameError` otherwise."""
+    if payload.size != expected:
+        raise FrameError(f"a payload of {n_tokens} tokens has {expected} bytes, got {payload.size}")
+    if xxhash.xxh3_64_intdigest(payload.data) != checksum:
+        raise FrameError("payload checksum does not match")
+    return payload
+
+
+def _other_block(found: BlockKey, wanted: BlockKey) -> FrameError:
+    return FrameError(f"the frame holds block {found.hex()}, not {wanted.hex()}")
 
 
 def _as_array(buf: Buffer) -> npt.NDArray[np.uint8]:

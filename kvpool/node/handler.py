@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from kvpool.block import KEY_BYTES, BlockKey, decode_header
+from kvpool.block import KEY_BYTES, BlockKey, check_frame
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError, FrameError
 from kvpool.pool import EXISTS, Granted, PoolState, Reserve
@@ -108,17 +107,11 @@ class NodeHandler:
         place = self._state.locate(key)
         if place is None:
             return
-        frame = self._arena.view(place.offset, place.length)
         try:
-            header = decode_header(frame.data)
-            payload = frame[header.header_bytes :]
-            sound = header.key == key and payload.size == header.payload_bytes
-            sound = sound and xxhash.xxh3_64_intdigest(payload.data) == header.payload_checksum
-        except FrameError:
-            sound = False
-        if not sound:
+            check_frame(self._arena.view(place.offset, place.length), key)
+        except FrameError as error:
             self._corrupt += 1
-            log.error("block %s is damaged in the arena: dropped", key.hex()[:16])
+            log.error("block %s is damaged in the arena and dropped: %s", key.hex()[:16], error)
             self._state.discard(key)
 
 
