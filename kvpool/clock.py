@@ -23,6 +23,11 @@ class MonotonicClock:
         return time.monotonic_ns()
 
 
+def seconds_left(deadline_ns: int) -> float:
+    """Seconds from now to the monotonic `deadline_ns`, 0 once it has passed: what waiting calls take as their time limit."""
+    return max(0, deadline_ns - time.monotonic_ns()) / 1e9
+
+
 class ManualClock:
     """A clock that moves only when told to: for tests and simulation."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kvpool.cli.procs import ProcessSpec
 from kvpool.cli.restart import Backoff
+from kvpool.clock import seconds_left
 from kvpool.cluster.child import KILL_WAIT_S, Child
 from kvpool.errors import ConfigError, DeadlineError
 from kvpool.units import MIB, SECOND
@@ -175,7 +176,7 @@ class ProcessTable:
                     if entry.state == "waiting" and entry.due_ns <= now_ns:
                         self._begin(entry)
                 due = [entry.due_ns for entry in self._entries if entry.state == "waiting"]
-                left_s = min([_HOUSEKEEPING_S, *(max(0.0, (due_ns - time.monotonic_ns()) / SECOND) for due_ns in due)])
+                left_s = min([_HOUSEKEEPING_S, *(seconds_left(due_ns) for due_ns in due)])
                 self._changed.wait(left_s)
             if time.monotonic_ns() - checked_ns > _HOUSEKEEPING_S * SECOND:
                 checked_ns = time.monotonic_ns()

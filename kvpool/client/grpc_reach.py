@@ -1,19 +1,14 @@
 """The reach of last resort: leased ranges as a stream over the control plane. No UCX, no shared host needed."""
 
 import threading
-import time
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from kvpool.errors import ClosedError, ConfigError, DeadlineError
+from kvpool.clock import seconds_left
+from kvpool.errors import ClosedError
 from kvpool.transport import Run
-from kvpool.units import SECOND
+from kvpool.transport.reach import Bytes, check_deadline, check_runs
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_data import PoolData
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class GrpcReach:
@@ -29,17 +24,15 @@ class GrpcReach:
 
     def read(self, runs: Sequence[Run], into: Bytes, *, lease_id: int, deadline_ns: int) -> None:
         """Fill `into` from the arena, run by run."""
-        parts = self._parts(runs, into)
-        timeout_s = self._remaining_s(deadline_ns)
+        parts = self._parts(runs, into, deadline_ns, writable=True)
         if parts:
-            self._data.read(lease_id, parts, timeout_s)
+            self._data.read(lease_id, parts, seconds_left(deadline_ns))
 
     def write(self, runs: Sequence[Run], source: Bytes, *, lease_id: int, deadline_ns: int) -> None:
         """Put `source` into the arena, run by run."""
-        parts = self._parts(runs, source)
-        timeout_s = self._remaining_s(deadline_ns)
+        parts = self._parts(runs, source, deadline_ns, writable=False)
         if parts:
-            self._data.write(lease_id, parts, timeout_s)
+            self._data.write(lease_id, parts, seconds_left(deadline_ns))
 
     def close(self) -> None:
         """Disconnect; calls in flight end with `UnavailableError`."""
@@ -48,18 +41,9 @@ class GrpcReach:
                 self._closed = True
                 self._data.close()
 
-    def _parts(self, runs: Sequence[Run], buffer: Bytes) -> list[tuple[int, Bytes]]:
+    def _parts(self, runs: Sequence[Run], buffer: Bytes, deadline_ns: int, *, writable: bool) -> list[tuple[int, Bytes]]:
         if self._closed:
-            raise ClosedError("this reach was closed")
-        for run in runs:
-            if run.offset < 0 or run.length < 0 or run.offset + run.length > self._length:
-                raise ConfigError(f"run {run} leaves the arena of {self._length} bytes")
-            if run.at < 0 or run.at + run.length > buffer.nbytes:
-                raise ConfigError(f"run {run} leaves the buffer of {buffer.nbytes} bytes")
+            raise ClosedError("this reach is closed; open another one")
+        check_runs(runs, self._length, buffer, writable=writable)
+        check_deadline(deadline_ns)
         return [(run.offset, buffer[run.at : run.at + run.length]) for run in runs if run.length]
-
-    def _remaining_s(self, deadline_ns: int) -> float:
-        remaining_ns = deadline_ns - time.monotonic_ns()
-        if remaining_ns <= 0:
-            raise DeadlineError("the deadline had passed before the transfer began")
-        return remaining_ns / SECOND

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvpool.client.choose import AUTO, check_transport, open_reach
 from kvpool.client.sources import NodeRef, NodeSource
-from kvpool.errors import ClosedError, RemoteError
+from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
 from kvpool.transport import Reach
 from kvpool.units import SECOND
 from kvpool.wire.fence import NodeIdentity
@@ -84,7 +84,7 @@ class Links:
         return {task.result().node.node_id: task.result().reach.name for task in ready}
 
     async def link(self, ref: NodeRef, timeout_s: float) -> NodeLink:
-        """The connection to `ref`, opened if need be. Raises `RemoteError` when that fails or takes longer."""
+        """The connection to `ref`, opened if need be. Raises `RemoteError` when that fails or takes longer; it is given up then."""
         if self._closed:
             raise ClosedError("this client was closed")
         task = self._open.get(ref)
@@ -95,7 +95,7 @@ class Links:
             return await asyncio.wait_for(asyncio.shield(task), timeout_s)
         except TimeoutError as error:
             await self.failed(ref)
-            raise RemoteError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
+            raise DeadlineError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
         except RemoteError:
             await self.failed(ref)
             raise
@@ -103,7 +103,7 @@ class Links:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling() or not task.cancelled():
                 raise
-            raise RemoteError(f"the connection to the node at {ref.address} was given up by another call") from None
+            raise UnavailableError(f"the connection to the node at {ref.address} was given up by another call") from None
 
     async def failed(self, ref: NodeRef, *, reach: str | None = None) -> None:
         """Give up the connection to `ref`: its node, or only its `reach`, failed."""

@@ -25,10 +25,11 @@ from kvpool.client.links import Links, NodeLink
 from kvpool.client.plan import by_node, leading, owners_of
 from kvpool.client.sources import NodeRef, NodeSource, open_source
 from kvpool.client.transfer import Piece, Stages, Touch, Transfer
+from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
 from kvpool.policy.placement import NodeWeight
 from kvpool.request.pool import Outcome, Reservation
-from kvpool.units import MS, SECOND
+from kvpool.units import MS
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class AsyncPoolClient:
         payload is valid only during the call. `deadline_ns` is monotonic.
         """
         groups, refs = self._placed(chain, first, len(counts))
-        remaining_s = min(_CONTROL_S, _left_s(deadline_ns))
+        remaining_s = min(_CONTROL_S, seconds_left(deadline_ns))
         if not groups or remaining_s <= 0:
             return 0
         lease_ms = _lease_ms(deadline_ns)
@@ -136,10 +137,10 @@ class AsyncPoolClient:
         pool now holds. `ttl_ns` bounds the life of the blocks that are written (0: none).
         """
         groups, refs = self._placed(chain, first, len(counts))
-        remaining_s = min(_CONTROL_S, _left_s(deadline_ns))
+        remaining_s = min(_CONTROL_S, seconds_left(deadline_ns))
         if not groups or remaining_s <= 0:
             return 0
-        answers = await self._ask_all(groups, refs, self._reserver(chain, first, counts, ttl_ns, deadline_ns), remaining_s)
+        answers = await self._ask_all(groups, refs, self._reserver(chain, first, counts, ttl_ns, deadline_ns, remaining_s), remaining_s)
         held, granted = 0, list[Piece]()
         for node_id, (_, (_, grants)) in answers.items():
             for j, (outcome, offset) in zip(groups[node_id], grants, strict=True):
@@ -200,6 +201,10 @@ class AsyncPoolClient:
         async def one(node_id: str, positions: list[int]) -> tuple[NodeLink, T] | None:
             try:
                 link = await self._links.link(refs[node_id], timeout_s)
+            except RemoteError as error:
+                log.warning("node %s: %s", node_id[:8], error)
+                return None
+            try:
                 return link, await ask(link, positions)
             except RemoteError as error:
                 log.warning("node %s: %s", node_id[:8], error)
@@ -210,7 +215,7 @@ class AsyncPoolClient:
         return {node_id: answer for node_id, answer in zip(groups, answers, strict=True) if answer is not None}
 
     def _reserver(
-        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], ttl_ns: int, deadline_ns: int
+        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], ttl_ns: int, deadline_ns: int, timeout_s: float
     ) -> Callable[[NodeLink, list[int]], Awaitable[tuple[int, list[tuple[Outcome, int]]]]]:
         """What `store` asks of each node."""
         block_tokens, ttl_ms = self.namespace.geometry.block_tokens, ttl_ns // MS
@@ -221,7 +226,9 @@ class AsyncPoolClient:
 
         async def reserve(link: NodeLink, positions: list[int]) -> tuple[int, list[tuple[Outcome, int]]]:
             blocks = [reservation(first + j, counts[j]) for j in positions]
-            return await link.rpc.reserve(self._owner, _lease_ms(deadline_ns), blocks, min(_CONTROL_S, max(_left_s(deadline_ns), 0.001)))
+            return await link.rpc.reserve(
+                self._owner, _lease_ms(deadline_ns), blocks, min(_CONTROL_S, max(seconds_left(deadline_ns), 0.001))
+            )
 
         return reserve
 
@@ -308,10 +315,6 @@ def _transfer(
         counts={first + j: n for j, n in enumerate(counts)},
         deadline_ns=deadline_ns,
     )
-
-
-def _left_s(deadline_ns: int) -> float:
-    return (deadline_ns - time.monotonic_ns()) / SECOND
 
 
 def _lease_ms(deadline_ns: int) -> int:

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvpool.clock import seconds_left
 from kvpool.errors import ConfigError, DeadlineError
-from kvpool.units import SECOND
 
 SMOLLM2 = "smollm2"
 CONVERTER_VERSION = 1
@@ -110,7 +110,7 @@ def _converted(gguf: Path, deadline_ns: int) -> Path:
 def _convert(gguf: Path, out: Path, deadline_ns: int) -> None:
     """Run the converter; its last lines of complaint become the error."""
     command = [sys.executable, "-m", "kvpool.engine.convert", str(gguf), str(out)]
-    left_s = (deadline_ns - time.monotonic_ns()) / SECOND
+    left_s = seconds_left(deadline_ns)
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=max(left_s, 0.001), check=False)
     except subprocess.TimeoutExpired:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from kvpool.clock import seconds_left
 from kvpool.engine.turns import Kind, Turns
 from kvpool.errors import ClosedError, KvpoolError, LocalError
 
@@ -74,7 +75,7 @@ class ComputeThread:
             while job := self._turns.next():
                 job.done.set_exception(ClosedError("the engine was closed"))
             self._changed.notify()
-        await asyncio.to_thread(self._thread.join, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+        await asyncio.to_thread(self._thread.join, seconds_left(deadline_ns))
         return not self._thread.is_alive()
 
     def _main(self) -> None:

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from kvpool.clock import seconds_left
 from kvpool.engine.admission import Admission
 from kvpool.engine.compute import ComputeThread
 from kvpool.engine.model import Model
@@ -164,7 +165,7 @@ class Engine:
         self._closed = True
         ended = await self._parts.compute.close(deadline_ns)
         if self._background:
-            await asyncio.wait(self._background, timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / SECOND))
+            await asyncio.wait(self._background, timeout=seconds_left(deadline_ns))
         self._parts.resident.clear()
         if not ended or self._background:
             log.warning("closed with %d pushes unfinished%s", len(self._background), "" if ended else " and a pass still running")

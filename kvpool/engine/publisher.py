@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 
+from kvpool.clock import seconds_left
 from kvpool.engine.cache import SequenceCache
 from kvpool.engine.chain import Chain
 from kvpool.engine.store import BlockStore, Payload
@@ -58,7 +59,7 @@ class Publisher:
     async def drain(self, deadline_ns: int) -> bool:
         """Wait until all offered is pushed, or given up; False when `deadline_ns` came first."""
         if self._task is not None and not self._task.done():
-            await asyncio.wait([self._task], timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / SECOND))
+            await asyncio.wait([self._task], timeout=seconds_left(deadline_ns))
         return not self.busy
 
     def _start(self) -> None:

@@ -1,13 +1,12 @@
 """The in-memory twin: an arena that is a numpy array of this process, with a node that can hang and die. For tests and simulation."""
 
 import threading
-import time
 from collections.abc import Sequence
 
+from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError, UnavailableError
 from kvpool.transport.copy import copy_in, copy_out
 from kvpool.transport.reach import Bytes, Run, check_deadline, check_runs
-from kvpool.units import SECOND
 
 
 class MemoryNode:
@@ -69,7 +68,7 @@ class MemoryReach:
         node = self._node
         check_deadline(deadline_ns)
         with node.changed:
-            wait_s = max(0, deadline_ns - time.monotonic_ns()) / SECOND
+            wait_s = seconds_left(deadline_ns)
             node.changed.wait_for(lambda: self._closed or not node.alive or not node.frozen, wait_s)
             self._require_open()
             if not node.alive:

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError, DeadlineError, UnavailableError
 from kvpool.transport.offer import UcxOffer
 from kvpool.transport.reach import Bytes, Run, check_deadline, check_runs
@@ -87,7 +88,7 @@ class _Line:
     def transfer(self, runs: Sequence[Run], buffer: Bytes, *, put: bool, deadline_ns: int) -> None:
         self._stop()
         check_deadline(deadline_ns)
-        if not self._lock.acquire(timeout=max(0, deadline_ns - time.monotonic_ns()) / SECOND):
+        if not self._lock.acquire(timeout=seconds_left(deadline_ns)):
             raise DeadlineError("the deadline passed while other transfers to this node were under way")
         try:
             self._stop()
