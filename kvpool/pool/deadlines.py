@@ -8,8 +8,7 @@ is O(log n) amortised.
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-NEVER_NS = 1 << 63
-"""A deadline that doesn't come."""
+from kvpool.policy.eviction import NEVER_NS as NEVER_NS
 
 _Name = TypeVar("_Name", int, bytes)
 _SLACK = 64

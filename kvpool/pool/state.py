@@ -41,7 +41,7 @@ from typing import Final
 
 from kvpool.block import KEY_BYTES, BlockKey
 from kvpool.errors import ConfigError
-from kvpool.policy.eviction import EvictionPolicy
+from kvpool.policy.eviction import Arrival, EvictionPolicy
 from kvpool.pool.allocator import Allocator, aligned
 from kvpool.pool.audit import Parts, audit
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
@@ -150,7 +150,7 @@ class PoolState:
                 done.append(block)
                 answers.append(True)
         for block in reversed(done):  # tails first, so that heads are the younger ones
-            self._policy.inserted(block.key, block.parent, block.depth, block.location.length, now_ns)
+            self._policy.inserted(Arrival(block.key, block.parent, block.depth, block.location.length), now_ns)
         self._counters["inserted"] += len(done)
         self._story.record(now_ns, "committed", lease_id, tuple(block.key for block in done))
         if not lease.writes:

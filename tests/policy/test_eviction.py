@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvpool.block import BlockKey
 from kvpool.errors import LocalError
-from kvpool.policy.eviction import EvictionPolicy, PrefixLru
+from kvpool.policy.eviction import Arrival, EvictionPolicy, PrefixLru
 
 POLICIES = [PrefixLru]
 
@@ -20,7 +20,7 @@ def key(name: str) -> BlockKey:
 
 def insert_chain(policy: EvictionPolicy, names: list[str], parent: str | None = None, depth: int = 0) -> None:
     for index, name in enumerate(names):
-        policy.inserted(key(name), None if parent is None else key(parent), depth + 16 * index, 64, 0)
+        policy.inserted(Arrival(key(name), None if parent is None else key(parent), depth + 16 * index, 64), 0)
         parent = name
 
 
@@ -136,8 +136,8 @@ def test_prefix_lru_leased_tail_protects_all_its_heads() -> None:
 def test_prefix_lru_parent_inserted_after_child_is_protected() -> None:
     """Commits may arrive out of order, and a discarded head may come back."""
     policy = PrefixLru()
-    policy.inserted(key("b"), key("a"), 16, 64, 0)
-    policy.inserted(key("a"), None, 0, 64, 0)
+    policy.inserted(Arrival(key("b"), key("a"), 16, 64), 0)
+    policy.inserted(Arrival(key("a"), None, 0, 64), 0)
     assert drain(policy, ["a", "b"]) == ["b", "a"]
 
 
@@ -146,7 +146,7 @@ def test_prefix_lru_orphan_outlives_its_discarded_parent() -> None:
     policy = PrefixLru()
     insert_chain(policy, ["a", "b"])
     policy.removed(key("a"))
-    policy.inserted(key("a"), None, 0, 64, 0)
+    policy.inserted(Arrival(key("a"), None, 0, 64), 0)
     assert drain(policy, ["a", "b"]) == ["b", "a"]
     assert len(policy) == 0
 
@@ -154,10 +154,10 @@ def test_prefix_lru_orphan_outlives_its_discarded_parent() -> None:
 def test_prefix_lru_circular_claims_stay_evictable() -> None:
     """A confused writer must not be able to make bytes unreclaimable."""
     policy = PrefixLru()
-    policy.inserted(key("a"), key("b"), 16, 64, 0)
-    policy.inserted(key("b"), key("a"), 16, 64, 0)
-    policy.inserted(key("c"), key("d"), 16, 64, 0)
-    policy.inserted(key("d"), key("c"), 32, 64, 0)
+    policy.inserted(Arrival(key("a"), key("b"), 16, 64), 0)
+    policy.inserted(Arrival(key("b"), key("a"), 16, 64), 0)
+    policy.inserted(Arrival(key("c"), key("d"), 16, 64), 0)
+    policy.inserted(Arrival(key("d"), key("c"), 32, 64), 0)
     assert sorted(drain(policy, ["a", "b", "c", "d"])) == ["a", "b", "c", "d"]
 
 
@@ -190,7 +190,7 @@ def test_prefix_lru_any_history_never_offers_a_needed_block(history: list[tuple[
     for action, name, leased in history:
         if action == "i" and name not in resident:
             parent = TREE[name]
-            policy.inserted(key(name), None if parent is None else key(parent), DEPTH[name], 64, 0)
+            policy.inserted(Arrival(key(name), None if parent is None else key(parent), DEPTH[name], 64), 0)
             resident.add(name)
         elif action == "t":
             policy.touched(key(name), 0)
@@ -226,7 +226,7 @@ def test_prefix_lru_whole_prefix_touches_equal_exact_lru_of_leaves(touches: list
     policy, used = PrefixLru(), dict[str, int]()
     for name in sorted(TREE, key=lambda n: -DEPTH[n]):
         parent = TREE[name]
-        policy.inserted(key(name), None if parent is None else key(parent), DEPTH[name], 64, 0)
+        policy.inserted(Arrival(key(name), None if parent is None else key(parent), DEPTH[name], 64), 0)
         used[name] = len(used)
     for step, name in enumerate(touches):
         for index, member in enumerate(lineage(name)):

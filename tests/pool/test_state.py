@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.block import BlockKey
-from kvpool.policy.eviction import PrefixLru
+from kvpool.policy.eviction import Arrival, PrefixLru
 from kvpool.pool import NO_SPACE, TRANSITIONS, Granted, InvariantError, PoolLimits, PoolState, Reserve
 from kvpool.pool.resident import State
 
@@ -119,7 +119,7 @@ def test_check_after_a_lost_byte_names_the_block_and_its_story() -> None:
         ("p._allocator.allocate(64)", "leaked"),
         ("p._leases.references += 1", "references"),
         ("p._committed[K[0]].expires_ns = 5", "ttl"),
-        ("p._policy.inserted(bytes(32), None, 0, 64, 0)", "policy knows 3"),
+        ("p._policy.inserted(Arrival(bytes(32), None, 0, 64), 0)", "policy knows 3"),
         ("p._allocator.free_bytes -= 64", "holes hold"),
     ],
 )
@@ -128,7 +128,7 @@ def test_check_finds_every_kind_of_damage(break_it: str, message: str) -> None:
     pool = PoolState(64 * 4, PrefixLru())
     put(pool, chain("a", 2))
     pool.check()
-    exec(break_it, {"p": pool, "K": keys("a", 2), "State": State})
+    exec(break_it, {"p": pool, "K": keys("a", 2), "State": State, "Arrival": Arrival})
     with pytest.raises(InvariantError, match=message):
         pool.check()
 

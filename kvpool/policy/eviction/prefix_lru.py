@@ -1,9 +1,6 @@
-"""Which block leaves first.
+"""Least recently used over chains: tails leave before heads.
 
-A policy sees events only: a block was inserted, touched, removed. It holds no bytes and decides nothing but an order; the
-pool walks `victims()` and passes over what it can't take (leased blocks).
-
-`PrefixLru` is least-recently-used over chains. A block is useful only to a reader who has all of its ancestors, so a head is
+A block is useful only to a reader who has all of its ancestors, so a head is
 worth at least as much as its tail: a block is offered only while no resident child needs it. The mechanism is one queue,
 oldest first, and a count of resident children per key:
 
@@ -20,42 +17,9 @@ circle would never be offered.
 
 from collections import OrderedDict
 from collections.abc import Generator
-from typing import Protocol
 
 from kvpool.block import BlockKey
-from kvpool.errors import LocalError
-
-
-class EvictionPolicy(Protocol):
-    """An order of eviction, fed with events. Keys are those of committed blocks."""
-
-    def inserted(self, key: BlockKey, parent: BlockKey | None, depth: int, length: int, now_ns: int) -> None:
-        """A block appeared: `depth` tokens stand before it in its chain, its frame takes `length` bytes."""
-        ...
-
-    def touched(self, key: BlockKey, now_ns: int) -> None:
-        """A reader used the block; unknown keys are ignored."""
-        ...
-
-    def removed(self, key: BlockKey) -> None:
-        """The block is gone, evicted or otherwise; unknown keys are ignored."""
-        ...
-
-    def victims(self) -> Generator[BlockKey, None, None]:
-        """Candidates, the first to leave first; each key at most once.
-
-        Between two steps the caller may report `removed` for the key just yielded, and nothing else. It closes the
-        generator when it has enough (`contextlib.closing`); candidates it passed over keep their place.
-        """
-        ...
-
-    def __contains__(self, key: object) -> bool:
-        """Whether the policy believes the key to be resident."""
-        ...
-
-    def __len__(self) -> int:
-        """How many keys the policy believes to be resident."""
-        ...
+from kvpool.policy.eviction.contract import Arrival, inserted_twice
 
 
 class PrefixLru:
@@ -68,10 +32,11 @@ class PrefixLru:
         self._children: dict[BlockKey, list[int]] = {}  # parent: [resident children, depth of the shallowest seen]
         self._queue: OrderedDict[BlockKey, None] = OrderedDict()  # oldest first; resident and absent here = parked
 
-    def inserted(self, key: BlockKey, parent: BlockKey | None, depth: int, length: int, now_ns: int) -> None:
-        """See `EvictionPolicy.inserted`. Raises `LocalError` when the key is resident already."""
+    def inserted(self, arrival: Arrival, now_ns: int) -> None:
+        """See `EvictionPolicy.inserted`."""
+        key, parent, depth = arrival[:3]
         if key in self._nodes:
-            raise LocalError(f"block {key.hex()} inserted twice; report removed() first")
+            raise inserted_twice(key)
         if parent is not None:
             above = self._nodes.get(parent)
             if above is not None and above[1] >= depth:
@@ -89,7 +54,7 @@ class PrefixLru:
         if waiting is not None and waiting[1] <= depth:
             del self._children[key]
 
-    def touched(self, key: BlockKey, now_ns: int) -> None:
+    def touched(self, key: BlockKey, now_ns: int, sequence: int = 0) -> None:
         """See `EvictionPolicy.touched`."""
         try:
             self._queue.move_to_end(key)
