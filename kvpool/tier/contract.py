@@ -25,6 +25,9 @@ from kvpool.tier.pages import Bytes
 NEVER_MS: Final = 0
 """`expires_ms` of a record that never expires."""
 
+DEFAULT_MAX_OBJECTS: Final = 1 << 16
+"""Records a tier takes unless told otherwise; what bounds its metadata."""
+
 COUNTERS: Final = ("puts", "put_bytes", "refused", "hits", "misses", "hit_bytes", "corrupt", "expired", "removed")
 """Counters that every tier's books have."""
 

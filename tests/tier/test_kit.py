@@ -1,0 +1,59 @@
+"""Every memory tier passes the contract of a tier: the twin, the shared one, and the GPU's over CPU tensors."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import PrefixLru
+from kvpool.pool.allocator import Allocator
+from kvpool.testing.tier_kit import TierKit
+from kvpool.tier.contract import Tier
+from kvpool.tier.memory import MemoryTier
+from kvpool.tier.region import BytesRegion, Region
+from kvpool.units import KIB
+
+
+class MemoryWorld:
+    """Tiers over regions of one kind; damage is done to the region's bytes."""
+
+    self_evicting = False
+    smallest_bytes = 64 * KIB
+
+    def __init__(self) -> None:
+        self.tiers: list[Tier] = []
+
+    def region(self, capacity: int) -> Region:
+        """A new region."""
+        return BytesRegion(capacity)
+
+    def open(self, capacity_bytes: int, max_objects: int = 1024) -> Tier:
+        """A tier over a new region."""
+        tier = MemoryTier(self.region(capacity_bytes), Allocator(capacity_bytes), PrefixLru(), max_objects=max_objects)
+        self.tiers.append(tier)
+        return tier
+
+    def corrupt(self, tier: Tier, key: BlockKey) -> None:
+        """Through the same region, so that every cache on the way is of one mind: the bytes are wrong at the source."""
+        assert isinstance(tier, MemoryTier)
+        held = tier._index.get(key)
+        assert held is not None
+        byte = np.zeros(1, np.uint8)
+        at = held.offset + held.entry.length // 2
+        tier._region.read(at, byte)
+        tier._region.write(at, byte ^ np.uint8(16))
+        tier._region.flush(at, 1)
+
+    def close(self) -> None:
+        """Close what was made."""
+        for tier in self.tiers:
+            tier.close()
+
+
+class TestTwin(TierKit):
+    @pytest.fixture
+    def world(self) -> Iterator[MemoryWorld]:
+        world = MemoryWorld()
+        yield world
+        world.close()
