@@ -146,7 +146,7 @@ class GcReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """One step of a scrub: `checked` blocks, `checked_bytes` together, were read; the corrupt ones were dropped.
+    """One step of a scrub: `checked` blocks, `checked_bytes` together, were read; the corrupt among them were dropped.
 
     `corrupt` lists at most `MAX_CORRUPT_KEYS` of `corrupt_count`. `cursor` goes into the next call; "" when the tier is done.
     """
