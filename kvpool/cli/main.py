@@ -12,6 +12,14 @@ COMMANDS = {
     "status": ("kvpool.cli.status", "Show nodes, workers and routers of a cluster."),
     "nodes": ("kvpool.cli.nodes", "Show the pool nodes and their memory."),
     "lookup": ("kvpool.cli.lookup", "Show how much of a text the pool holds, and where."),
+    "inspect": ("kvpool.cli.inspect", "Show where copies of blocks are, how they are, and who holds them."),
+    "evict": ("kvpool.cli.evict", "Remove blocks from every tier."),
+    "pin": ("kvpool.cli.pin", "Keep blocks for a while."),
+    "unpin": ("kvpool.cli.pin", "Stop keeping blocks."),
+    "quota": ("kvpool.cli.quota", "Show or bound how much each tenant may hold."),
+    "tiers": ("kvpool.cli.tiers", "Show the tiers of each node: state, capacity, use."),
+    "verify": ("kvpool.cli.verify", "Read every block and check its checksum."),
+    "gc": ("kvpool.cli.gc", "End what has run out and give dead room back."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }
 """Name -> (module, summary). Each module has a click command of that name."""

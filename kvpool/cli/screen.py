@@ -1,7 +1,7 @@
 """How a cluster looks on a terminal: rich tables made from a snapshot. Who didn't answer is named in the table, why stands below it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -24,9 +24,11 @@ def console() -> Console:
 
 def nodes_table(reports: tuple[NodeReport, ...]) -> Table:
     """Memory, blocks, leases and hits of each pool node."""
-    table = _table("Pool nodes", ("node", "address", "fill", "used", "pinned", "free", "blocks", "leases r/w", "hits", "misses", "offers"))
+    table = new_table(
+        "Pool nodes", ("node", "address", "fill", "used", "pinned", "free", "blocks", "leases r/w", "hits", "misses", "offers")
+    )
     for report in reports:
-        who = (report.member.id[:_SHORT_ID], report.member.address)
+        who = (short_id(report.member.id), report.member.address)
         node = report.description
         if node is None:
             table.add_row(*who, _NO_ANSWER)
@@ -41,9 +43,9 @@ def nodes_table(reports: tuple[NodeReport, ...]) -> Table:
 
 def workers_table(reports: tuple[WorkerReport, ...]) -> Table:
     """Load, speed and the reach in use to each node, per worker."""
-    table = _table("Workers", ("worker", "role", "address", "model", "active", "queued", "done", "failed", "prefill tok/s", "reach"))
+    table = new_table("Workers", ("worker", "role", "address", "model", "active", "queued", "done", "failed", "prefill tok/s", "reach"))
     for report in reports:
-        who = (report.member.id[:_SHORT_ID], report.member.role, report.member.address)
+        who = (short_id(report.member.id), report.member.role, report.member.address)
         status = report.status
         if status is None:
             table.add_row(*who, _NO_ANSWER)
@@ -56,15 +58,15 @@ def workers_table(reports: tuple[WorkerReport, ...]) -> Table:
 
 def routers_table(reports: tuple[RouterReport, ...]) -> Table:
     """URL and health of each router."""
-    table = _table("Routers", ("router", "url", "health"))
+    table = new_table("Routers", ("router", "url", "health"))
     for report in reports:
-        table.add_row(report.member.id[:_SHORT_ID], report.url, "[red]unhealthy[/red]" if report.error else "[green]healthy[/green]")
+        table.add_row(short_id(report.member.id), report.url, "[red]unhealthy[/red]" if report.error else "[green]healthy[/green]")
     return _with_reasons(table, reports)
 
 
 def processes_table(rows: tuple[ProcessRow, ...]) -> Table:
     """What `kvpool up` keeps running."""
-    table = _table("Processes", ("process", "pid", "state", "for", "deaths", "last exit"))
+    table = new_table("Processes", ("process", "pid", "state", "for", "deaths", "last exit"))
     colours = {"running": "green", "waiting": "yellow", "ended": "red"}
     for row in rows:
         state = f"[{colours[row.state]}]{row.state}[/]"
@@ -72,7 +74,8 @@ def processes_table(rows: tuple[ProcessRow, ...]) -> Table:
     return table
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
+def new_table(title: str, columns: tuple[str, ...]) -> Table:
+    """An empty table in the house's dress; long words fold."""
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -80,6 +83,16 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _with_reasons(table: Table, reports: Sequence[NodeReport | WorkerReport | RouterReport]) -> Table:
-    reasons = [f"{report.member.id[:_SHORT_ID]}: {' '.join(report.error.split())[:300]}" for report in reports if report.error]
+    return with_errors(table, {report.member.id: report.error for report in reports if report.error})
+
+
+def with_errors(table: Table, errors: Mapping[str, str]) -> Table:
+    """`table` with a line below it for each member (by id) that didn't answer, saying why."""
+    reasons = [f"{short_id(member)}: {' '.join(error.split())[:300]}" for member, error in errors.items()]
     table.caption = escape("\n".join(reasons)) or None
     return table
+
+
+def short_id(member_id: str) -> str:
+    """A member's id as people see it; `--node` takes it."""
+    return member_id[:_SHORT_ID]
