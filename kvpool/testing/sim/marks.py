@@ -1,0 +1,64 @@
+"""Named situations that a run should have been in: a checker that never sees the dangerous moment proves nothing.
+
+A world counts each mark it reaches. Over the fixed budget of seeds every mark must be reached (`tests/sim`).
+"""
+
+from typing import Final
+
+MARKS: Final = (
+    "block evicted",
+    "block expired",
+    "call answered EXISTS",
+    "call answered NO_SPACE",
+    "call answered by a stranger refused",
+    "call delivered twice",
+    "call lost",
+    "clock of the wall jumped back",
+    "commit after lease end",
+    "commit repeated",
+    "completion after restart dropped",
+    "damaged block dropped on suspicion",
+    "damaged frame refused by a reader",
+    "discarded while leased",
+    "lease at its limit refused",
+    "lease renewed",
+    "lease ran out",
+    "pin hard held a block in eviction",
+    "pin ran out",
+    "pin refused at its share",
+    "pool filled and read back",
+    "quota made a tenant evict its own",
+    "quota refused",
+    "read outlived its lease",
+    "reader saw a suspect that was none",
+    "relocated blocks",
+    "restart with leases outstanding",
+    "soft pin outlived others",
+    "ttl passed under a reader",
+    "writer crashed with a reservation",
+    "writer stopped and came back a zombie",
+    "zombie scribbled over reused bytes",
+)
+"""Situations of the pool and its clients."""
+
+
+class Coverage:
+    """How often each mark was reached."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(MARKS, 0)
+
+    def hit(self, mark: str) -> None:
+        """The world is in the situation `mark`, one of `MARKS`."""
+        self.counts[mark] += 1
+
+    def add(self, other: dict[str, int]) -> None:
+        """Count another world's marks too."""
+        for mark, count in other.items():
+            self.counts[mark] += count
+
+    def missing(self) -> list[str]:
+        """Marks never reached."""
+        return [mark for mark, count in self.counts.items() if not count]

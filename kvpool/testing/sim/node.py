@@ -1,0 +1,235 @@
+"""The simulated node: the real pool core, an arena of real bytes, two clocks, and lives that end.
+
+Theory. Calls arrive one at a time. Each says which life of the node it means and is refused by another (`kvpool.wire.fence`). The pool's
+time is the monotonic clock; the wall clock may jump and only names incarnations. A crash takes the arena and the pool with it: the next
+life starts empty under a new incarnation, while old mappings of the old arena stay writable for those who have them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kvpool.block import BlockKey
+from kvpool.errors import UnavailableError
+from kvpool.policy.eviction import make_policy
+from kvpool.pool import Acquired, PoolState, Reserve, Reserved
+from kvpool.testing.sim import frames
+from kvpool.testing.sim.judge import Judge
+from kvpool.testing.sim.loop import Loop
+from kvpool.testing.sim.marks import Coverage
+from kvpool.testing.sim.world import World
+from kvpool.units import US
+from kvpool.wire.fence import NodeIdentity, check
+
+WALL_START_NS = 1_700_000_000_000_000_000
+REFUSED = "refused"
+"""The answer of a node that isn't meant."""
+
+
+class Note(Protocol):
+    """Writes one line of a transcript: who did what, with what outcome."""
+
+    def __call__(self, who: str, what: str, arguments: tuple[Any, ...], outcome: Any) -> None:
+        """Write it down."""
+        ...
+
+
+class Arena:
+    """The bytes of one life."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.view = memoryview(bytearray(capacity_bytes))
+
+
+class Node:
+    """One node through all its lives. `answer` sends an answer back: (client, epoch, call id, incarnation, answer)."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        world: World,
+        judge: Judge,
+        coverage: Coverage,
+        answer: Callable[[int, int, int, int, Any], None],
+        note: Note | None,
+    ) -> None:
+        self.loop = loop
+        self.world = world
+        self.judge = judge
+        self.coverage = coverage
+        self.up = False
+        self.digest = 0
+        self.wall_offset_ns = 0
+        self.pool: PoolState
+        self.arena: Arena
+        self.identity = NodeIdentity("n0", 0)
+        self._answer = answer
+        self._note = note
+        self._probes = 0
+        self.tick_ns = world.tick_ns
+        self.methods: dict[str, Callable[..., Any]] = {
+            "lookup": self.lookup,
+            "reserve": self.reserve,
+            "commit": self.commit,
+            "acquire": self.acquire,
+            "renew": self.renew,
+            "release": self.release,
+            "write": self.write,
+            "read": self.read,
+        }
+        self.start()
+        loop.after(self.tick_ns, self.tick)
+
+    # Lives
+
+    def now_ns(self) -> int:
+        """The monotonic clock: what leases are measured with."""
+        return self.loop.now_ns
+
+    def wall_ns(self) -> int:
+        """The wall clock: it may jump."""
+        return WALL_START_NS + self.loop.now_ns + self.wall_offset_ns
+
+    def start(self) -> None:
+        """A new life."""
+        world = self.world
+        self.identity = NodeIdentity("n0", max(self.wall_ns() // US, self.identity.incarnation + 1))
+        self.pool = PoolState(world.capacity_bytes, make_policy(world.policy), world.limits)
+        self.arena = Arena(world.capacity_bytes)
+        self.up = True
+        self.judge.restarted()
+        if self._note is not None:
+            self._note("node", "start", (), self.identity.incarnation)
+
+    def crash(self) -> None:
+        """The process is gone."""
+        self.up = False
+        if self._note is not None:
+            self._note("node", "crash", (), "")
+
+    # Calls
+
+    def receive(
+        self, client: int, epoch: int, call: int, meant: tuple[tuple[str, str], ...] | None, method: str, arguments: tuple[Any, ...]
+    ) -> None:
+        """A call arrives. A dead node is silent."""
+        if not self.up:
+            return
+        answer: Any
+        if not self._is_meant(meant, method):
+            self.coverage.hit("call answered by a stranger refused")
+            answer = REFUSED
+        elif method == "describe":
+            answer = self.identity, self.arena
+        else:
+            now_ns, judge = self.loop.now_ns, self.judge
+            judge.before(now_ns)
+            judge.caller = (client, meant)
+            answer = self.methods[method](*arguments)
+            judge.after(self.pool, now_ns)
+            self.digest = (self.digest * 1_000_003 + now_ns + call) & 0xFFFF_FFFF_FFFF_FFFF
+        if self._note is not None:
+            self._note(f"c{client}", method, arguments, answer)
+        self._answer(client, epoch, call, self.identity.incarnation, answer)
+
+    def _is_meant(self, meant: tuple[tuple[str, str], ...] | None, method: str) -> bool:
+        try:
+            check(meant, self.identity, needed=method != "describe")
+        except UnavailableError:
+            return False
+        return True
+
+    def lookup(self, keys: Sequence[BlockKey]) -> bytes:
+        """A probe."""
+        self._probes += 1
+        before = self.judge.order_of(self.pool) if self._probes % 64 == 1 else None
+        answer = self.pool.lookup(keys, self.now_ns())
+        self.judge.looked_up(keys, answer)
+        if before is not None:
+            self.judge.same_order(self.pool, before)
+        return answer
+
+    def reserve(self, owner: str, lease_ns: int, items: Sequence[Reserve]) -> Reserved:
+        """Room to write; blocks that had to move are copied before anybody hears of it."""
+        now_ns = self.now_ns()
+        answer = self.pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=now_ns)
+        view = self.arena.view
+        for move in getattr(answer, "moves", ()):
+            view[move.target : move.target + move.size] = view[move.source : move.source + move.size]
+        self.judge.reserved(self.pool, items, lease_ns, answer, self.loop.now_ns)
+        self.digest += sum(getattr(grant, "offset", 1) for grant in answer.grants)
+        return answer
+
+    def commit(self, lease_id: int, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
+        """Publish."""
+        answer = self.pool.commit(lease_id, keys, self.now_ns())
+        self.judge.committed(lease_id, keys, answer, self.loop.now_ns)
+        self.digest += sum(answer)
+        return answer
+
+    def acquire(self, owner: str, lease_ns: int, keys: Sequence[BlockKey]) -> Acquired:
+        """Lease what is there."""
+        answer = self.pool.acquire(keys, owner=owner, lease_ns=lease_ns, now_ns=self.now_ns())
+        self.judge.acquired(keys, lease_ns, answer, self.loop.now_ns)
+        self.digest += sum(at.offset for at in answer.found if at is not None)
+        return answer
+
+    def renew(self, lease_id: int, lease_ns: int) -> bool:
+        """Hold on."""
+        answer = self.pool.renew(lease_id, lease_ns, self.now_ns())
+        self.judge.renewed(lease_id, lease_ns, answer, self.loop.now_ns)
+        return answer
+
+    def release(self, lease_id: int, suspects: Sequence[BlockKey]) -> bool:
+        """Look at what a reader complains of while its lease still holds it, then let go."""
+        now_ns = self.now_ns()
+        for key in suspects:
+            self.examine(key)
+        answer = self.pool.release(lease_id, now_ns)
+        self.judge.released(lease_id, answer, self.loop.now_ns)
+        return answer
+
+    def examine(self, key: BlockKey) -> None:
+        """Drop the block of `key` if its frame is damaged."""
+        at = self.pool.locate(key)
+        if at is None:
+            return
+        good = frames.opens(bytes(self.arena.view[at.offset : at.offset + at.length]), key)
+        if good:
+            self.coverage.hit("reader saw a suspect that was none")
+        else:
+            self.drop(key)
+            self.coverage.hit("damaged block dropped on suspicion")
+        self.judge.suspected(key, good)
+
+    def drop(self, key: BlockKey) -> None:
+        """Unlink a block."""
+        self.judge.discarded(key, self.pool.discard(key))
+
+    def write(self, lease_id: int, offset: int, data: bytes) -> bool:
+        """Bytes over the control connection, for a client that maps nothing."""
+        self.pool.tick(self.now_ns())
+        allowed = self.pool.leased_ranges(lease_id, [(offset, len(data))], write=True)
+        self.judge.covered(lease_id, offset, len(data), True, allowed)
+        if allowed:
+            self.arena.view[offset : offset + len(data)] = data
+        return allowed
+
+    def read(self, lease_id: int, offset: int, length: int) -> bytes:
+        """The same for readers; empty when the lease doesn't cover it."""
+        self.pool.tick(self.now_ns())
+        allowed = self.pool.leased_ranges(lease_id, [(offset, length)], write=False)
+        self.judge.covered(lease_id, offset, length, False, allowed)
+        return bytes(self.arena.view[offset : offset + length]) if allowed else b""
+
+    def tick(self) -> None:
+        """Now and then, end what has run out."""
+        self.loop.after(self.tick_ns, self.tick)
+        if not self.up:
+            self.loop.stale()
+            return
+        now_ns, judge = self.loop.now_ns, self.judge
+        judge.before(now_ns)
+        self.pool.tick(self.now_ns())
+        judge.after(self.pool, now_ns)

@@ -1,0 +1,239 @@
+"""What must be true of one life of a node: leases, copies of blocks and pins as the answers so far imply them.
+
+Theory. This is a second, much simpler pool: dicts, one byte of state a unit of arena, no policy and no allocator. It doesn't decide who is
+evicted or where a block lies (it is told), but everything that follows from time and from the rules is worked out here independently:
+which leases have run out, which copies are gone by their ttl, what is pinned, which bytes may be handed out. `judge.py` compares.
+"""
+
+from heapq import heappop, heappush
+
+from kvpool.block import BlockKey
+from kvpool.testing.sim.world import UNIT
+
+RESERVED, COMMITTED, DOOMED, GONE = "reserved", "committed", "doomed", "gone"
+NEVER_NS = 1 << 63
+
+
+class Copy:
+    """One life of a block: from its grant to the end of its bytes. `grips`: references of read leases and hard pins."""
+
+    __slots__ = ("expires_ns", "grips", "key", "length", "offset", "soft", "state", "tenant", "ttl_ns", "units", "writer")
+
+    def __init__(self, key: BlockKey, offset: int, length: int, ttl_ns: int, tenant: str, writer: int) -> None:
+        self.key = key
+        self.offset = offset
+        self.length = length
+        self.units = -(-length // UNIT)
+        self.ttl_ns = ttl_ns
+        self.tenant = tenant
+        self.writer = writer
+        self.state = RESERVED
+        self.expires_ns = NEVER_NS
+        self.grips = 0
+        self.soft = 0
+
+
+class Held:
+    """A live lease. `copies`: read references, or reservations not finished; `finished`: what a write lease has published."""
+
+    __slots__ = ("caller", "copies", "deadline_ns", "finished", "id", "write")
+
+    def __init__(self, lease_id: int, write: bool, copies: list[Copy], deadline_ns: int) -> None:
+        self.id = lease_id
+        self.write = write
+        self.copies = copies
+        self.finished: list[Copy] = []
+        self.deadline_ns = deadline_ns
+        self.caller: object = None
+
+
+class Truth:
+    """The model of one life. `units` has per 64 bytes of arena: 0 free, 1 evictable, 2 nobody may take it; `tainted` 1 where a zombie or a
+    fault has written since they were last granted.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.units = bytearray(capacity_bytes // UNIT)
+        self.tainted = bytearray(capacity_bytes // UNIT)
+        self.committed: dict[BlockKey, Copy] = {}
+        self.reserved: dict[BlockKey, Copy] = {}
+        self.leases: dict[int, Held] = {}
+        self.pins: dict[tuple[BlockKey, str], tuple[Copy, bool, int]] = {}  # (copy, hard, deadline)
+        self.quotas: dict[str, int] = {}
+        self.tenant_units: dict[str, int] = {}
+        self.references = 0
+        self.writes = 0
+        self.last_lease = 0
+        self.inserted = self.expired = self.ran_out = self.pins_ran_out = 0
+        self._due: list[tuple[int, int, int]] = []  # (deadline, 0 lease | 1 expiry | 2 pin, number)
+        self._waits: dict[int, Copy | tuple[BlockKey, str]] = {}
+        self._number = 0
+
+    # Bytes
+
+    def paint(self, copy: Copy, value: int) -> None:
+        """Set the state of a copy's bytes."""
+        start = copy.offset // UNIT
+        self.units[start : start + copy.units] = bytes((value,)) * copy.units
+
+    def is_free(self, offset: int, length: int) -> bool:
+        """Whether nobody has any of those bytes."""
+        start, units = offset // UNIT, -(-length // UNIT)
+        return offset % UNIT == 0 and start + units <= len(self.units) and not any(self.units[start : start + units])
+
+    # Steps
+
+    def grant(self, copy: Copy) -> None:
+        """A reservation that nobody else's bytes overlap."""
+        self.reserved[copy.key] = copy
+        self.paint(copy, 2)
+        self.tainted[copy.offset // UNIT : copy.offset // UNIT + copy.units] = bytes(copy.units)
+        if copy.tenant:
+            self.tenant_units[copy.tenant] = self.tenant_units.get(copy.tenant, 0) + copy.units
+
+    def open(self, lease_id: int, write: bool, copies: list[Copy], deadline_ns: int) -> Held:
+        """A new lease."""
+        held = self.leases[lease_id] = Held(lease_id, write, copies, deadline_ns)
+        self.last_lease = lease_id
+        self.references += len(copies)
+        self.writes += write
+        heappush(self._due, (deadline_ns, 0, lease_id))
+        return held
+
+    def extend(self, held: Held, deadline_ns: int) -> None:
+        """Never shortens."""
+        if deadline_ns > held.deadline_ns:
+            held.deadline_ns = deadline_ns
+            heappush(self._due, (deadline_ns, 0, held.id))
+
+    def publish(self, held: Held, copy: Copy, now_ns: int) -> bool:
+        """Finish one reservation of a lease; False when it was discarded meanwhile."""
+        held.copies.remove(copy)
+        held.finished.append(copy)
+        self.references -= 1
+        if copy.state is DOOMED:
+            self.forget(copy)
+            return False
+        del self.reserved[copy.key]
+        self.committed[copy.key] = copy
+        copy.state = COMMITTED
+        self.paint(copy, 1)
+        self.inserted += 1
+        if copy.ttl_ns:
+            copy.expires_ns = now_ns + copy.ttl_ns
+            self._wait(copy.expires_ns, 1, copy)
+        return True
+
+    def grip(self, copy: Copy) -> None:
+        """One more reader or hard pin."""
+        copy.grips += 1
+        if copy.grips == 1:
+            self.paint(copy, 2)
+
+    def loosen(self, copy: Copy, now_ns: int) -> None:
+        """One less; the last one lets an expired or discarded copy go."""
+        copy.grips -= 1
+        if copy.grips:
+            return
+        if copy.state is DOOMED:
+            self.forget(copy)
+        elif copy.expires_ns <= now_ns:
+            self._expire(copy)
+        else:
+            self.paint(copy, 1)
+
+    def forget(self, copy: Copy) -> None:
+        """Its bytes are free."""
+        if copy.state is COMMITTED:
+            self.unlink(copy)
+        elif copy.state is RESERVED:
+            del self.reserved[copy.key]
+        copy.state = GONE
+        self.paint(copy, 0)
+        if copy.tenant:
+            self.tenant_units[copy.tenant] -= copy.units
+
+    def unlink(self, copy: Copy) -> None:
+        """Take a committed copy out of the index, and its soft pins with it."""
+        del self.committed[copy.key]
+        for name in [name for name, pin in self.pins.items() if pin[0] is copy]:
+            del self.pins[name]
+
+    def doom(self, copy: Copy) -> None:
+        """Discarded while somebody holds it: unlinked, the bytes wait. Hard pins end with the block."""
+        if copy.state is RESERVED:
+            del self.reserved[copy.key]
+        else:
+            hard = sum(1 for pin in self.pins.values() if pin[0] is copy and pin[1])
+            self.unlink(copy)
+            copy.grips -= hard
+        copy.state = DOOMED
+
+    def end(self, held: Held, now_ns: int) -> None:
+        """A lease is over: by release, by its deadline, or finished."""
+        del self.leases[held.id]
+        self.references -= len(held.copies)
+        self.writes -= held.write
+        for copy in held.copies:
+            if held.write:
+                self.forget(copy)
+            else:
+                self.loosen(copy, now_ns)
+
+    def pin(self, name: tuple[BlockKey, str], copy: Copy, hard: bool, deadline_ns: int, now_ns: int) -> None:
+        """Set or replace one owner's pin."""
+        self.unpin(name, now_ns, keep=True)
+        if hard:
+            self.grip(copy)
+        else:
+            copy.soft += 1
+        self.pins[name] = (copy, hard, deadline_ns)
+        self._wait(deadline_ns, 2, name)
+
+    def unpin(self, name: tuple[BlockKey, str], now_ns: int, *, keep: bool = False) -> bool:
+        """Drop one owner's pin; with `keep` an expired block isn't let go of. False without one."""
+        pin = self.pins.pop(name, None)
+        if pin is None:
+            return False
+        copy, hard, _ = pin
+        if not hard:
+            copy.soft -= 1
+        elif keep:
+            copy.grips -= 1
+            if not copy.grips:
+                self.paint(copy, 1)
+        else:
+            self.loosen(copy, now_ns)
+        return True
+
+    def settle(self, now_ns: int) -> None:
+        """Everything that is due: leases, pins and ttls."""
+        due = self._due
+        while due and due[0][0] <= now_ns:
+            deadline_ns, kind, number = heappop(due)
+            if kind == 0:
+                held = self.leases.get(number)
+                if held is not None and held.deadline_ns == deadline_ns:
+                    self.ran_out += 1
+                    self.end(held, now_ns)
+                continue
+            what = self._waits.pop(number)
+            if isinstance(what, Copy):
+                if what.state is COMMITTED and not what.grips:
+                    self._expire(what)
+            elif what in self.pins and self.pins[what][2] == deadline_ns:
+                self.pins_ran_out += 1
+                self.unpin(what, now_ns)
+
+    def next_due_ns(self) -> int:
+        """When something is due next, at the latest: far away without anything."""
+        return self._due[0][0] if self._due else NEVER_NS
+
+    def _expire(self, copy: Copy) -> None:
+        self.expired += 1
+        self.forget(copy)
+
+    def _wait(self, deadline_ns: int, kind: int, what: Copy | tuple[BlockKey, str]) -> None:
+        self._number += 1
+        self._waits[self._number] = what
+        heappush(self._due, (deadline_ns, kind, self._number))

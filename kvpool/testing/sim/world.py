@@ -1,0 +1,230 @@
+"""What one seed's world is like, drawn before anything happens.
+
+Theory. Faults hide each other: a network that loses half of everything never fills a pool. So each seed draws which faults exist at all,
+how often, and how large everything is; capacities are a fraction of what the clients want to keep, so eviction is constant. Every concern
+has a random stream of its own, seeded by the seed and the concern's name, so that a new fault doesn't reshuffle the others.
+"""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import POLICIES
+from kvpool.pool import PoolLimits
+from kvpool.units import MS, US
+
+UNIT = 64
+
+
+def stream(seed: int, concern: str) -> Random:
+    """The random stream of one concern of one seed; the same on every machine."""
+    return Random(f"kvpool.sim/{seed}/{concern}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block clients may want: name `b7` in transcripts, its key, its chain's parent, tokens before it, frame bytes, owner's tenant."""
+
+    name: str
+    key: BlockKey
+    parent: BlockKey | None
+    depth: int
+    length: int
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkDraw:
+    """Chances per message and delays; `clog_ns` and `split_ns` are how long such a fault lasts, 0: there are none."""
+
+    delay_ns: int
+    jitter_ns: int
+    loss: float
+    twice: float
+    straggle: float
+    clog_ns: int
+    split_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientDraw:
+    """How clients behave. Weights are relative chances of what a client does next; `*_chance` are per operation."""
+
+    count: int
+    lanes: int
+    think_ns: int
+    step_ns: int
+    lease_ns: int
+    timeout_ns: int
+    batch: int
+    ttl_ns: int
+    ttl_chance: float
+    abort_chance: float
+    repeat_chance: float
+    linger_chance: float
+    renew_chance: float
+    wrong_suspect_chance: float
+    careless: float
+    streaming: float
+    weights: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultDraw:
+    """Mean time between faults of a kind in ns, 0: there are none. `audit_every`: node calls between two full audits."""
+
+    client_crash_ns: int
+    client_stop_ns: int
+    stop_for_ns: int
+    node_crash_ns: int
+    node_down_ns: int
+    bit_flip_ns: int
+    clock_jump_ns: int
+    discard_ns: int
+    audit_every: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One seed's world."""
+
+    seed: int
+    policy: str
+    capacity_bytes: int
+    limits: PoolLimits
+    tick_ns: int
+    blocks: tuple[Block, ...]
+    chains: tuple[tuple[int, ...], ...]
+    tenants: tuple[str, ...]
+    quota_bytes: int
+    network: NetworkDraw
+    clients: ClientDraw
+    faults: FaultDraw
+
+    def describe(self) -> str:
+        """The world in a few words, for a transcript's head."""
+        off = [name for name in FaultDraw.__slots__ if name.endswith("_ns") and not getattr(self.faults, name)]
+        return (
+            f"seed {self.seed}: {self.policy}, {self.capacity_bytes} bytes for {sum(b.length for b in self.blocks)} wanted in "
+            f"{len(self.blocks)} blocks, {self.clients.count} clients, leases {self.clients.lease_ns // US} us, "
+            f"loss {self.network.loss}, without: {', '.join(off) or 'nothing'}"
+        )
+
+
+def draw_world(seed: int) -> World:
+    """The world of a seed."""
+    rng = stream(seed, "world")
+    chains, blocks = _draw_blocks(rng)
+    wanted = sum(-(-block.length // UNIT) * UNIT for block in blocks)
+    capacity = max(int(wanted * rng.choice((0.15, 0.25, 0.4, 0.6, 0.9))), 2 * max(block.length for block in blocks))
+    capacity = -(-capacity // UNIT) * UNIT
+    tight = rng.random() < 0.25
+    limits = PoolLimits(
+        max_leases=rng.randint(3, 8) if tight else 64,
+        max_leased_blocks=rng.randint(8, 24) if tight else 512,
+        max_blocks=rng.randint(6, 16) if tight else 4096,
+        max_lease_ns=rng.choice((2, 20, 200)) * MS,
+        max_blocks_per_call=64,
+        max_story_keys=512,
+    )
+    clients = _draw_clients(rng)
+    return World(
+        seed=seed,
+        policy=rng.choice(list(POLICIES)),
+        capacity_bytes=capacity,
+        limits=limits,
+        tick_ns=rng.choice((200 * US, MS, 5 * MS)),
+        blocks=blocks,
+        chains=chains,
+        tenants=tuple(sorted({block.tenant for block in blocks if block.tenant})),
+        quota_bytes=capacity // rng.randint(2, 5),
+        network=_draw_network(rng),
+        clients=clients,
+        faults=_draw_faults(rng),
+    )
+
+
+def _draw_blocks(rng: Random) -> tuple[tuple[tuple[int, ...], ...], tuple[Block, ...]]:
+    """A small forest of chains: some start afresh, some branch off another chain's middle."""
+    small = rng.random() < 0.5
+    tenants = rng.choice((("",), ("", "red"), ("red", "blue", "")))
+    chains: list[tuple[int, ...]] = []
+    blocks: list[Block] = []
+    for _ in range(rng.randint(4, 10)):
+        stem = rng.choice(chains)[: rng.randint(1, 3)] if chains and rng.random() < 0.4 else ()
+        tenant = blocks[stem[0]].tenant if stem else rng.choice(tenants)
+        chain = list(stem)
+        for _ in range(rng.randint(1, 5)):
+            number = len(blocks)
+            parent = blocks[chain[-1]] if chain else None
+            length = rng.choice((64, 100, 128, 192)) if small else rng.choice((64, 200, 256, 640, 1000))
+            key = BlockKey(sha256(b"block %d" % number).digest())
+            depth = 0 if parent is None else parent.depth + 16
+            parent_key = None if parent is None else parent.key
+            blocks.append(Block(name=f"b{number}", key=key, parent=parent_key, depth=depth, length=length, tenant=tenant))
+            chain.append(number)
+        chains.append(tuple(chain))
+    return tuple(chains), tuple(blocks)
+
+
+def _draw_network(rng: Random) -> NetworkDraw:
+    def maybe(chance: float, *choices: float) -> float:
+        return rng.choice(choices) if rng.random() < chance else 0.0
+
+    return NetworkDraw(
+        delay_ns=rng.choice((20, 100, 400)) * US,
+        jitter_ns=rng.choice((1, 50, 500)) * US,
+        loss=maybe(0.5, 0.01, 0.05, 0.2),
+        twice=maybe(0.5, 0.02, 0.1),
+        straggle=maybe(0.5, 0.02, 0.1),
+        clog_ns=int(maybe(0.4, 2 * MS, 10 * MS)),
+        split_ns=int(maybe(0.4, 2 * MS, 20 * MS)),
+    )
+
+
+def _draw_clients(rng: Random) -> ClientDraw:
+    def maybe(chance: float, *choices: float) -> float:
+        return rng.choice(choices) if rng.random() < chance else 0.0
+
+    step_ns = rng.choice((20, 100, 400)) * US
+    return ClientDraw(
+        count=rng.randint(2, 6),
+        lanes=rng.randint(1, 3),
+        think_ns=rng.choice((100, 500, 2000)) * US,
+        step_ns=step_ns,
+        lease_ns=rng.choice((2, 6, 20, 60, 200)) * step_ns + 500 * US,
+        timeout_ns=rng.choice((2, 8, 30)) * MS,
+        batch=rng.randint(1, 5),
+        ttl_ns=rng.choice((500 * US, 3 * MS, 20 * MS)),
+        ttl_chance=maybe(0.5, 0.2, 0.7),
+        abort_chance=maybe(0.6, 0.05, 0.2),
+        repeat_chance=maybe(0.6, 0.1, 0.3),
+        linger_chance=maybe(0.4, 0.05, 0.2),
+        renew_chance=maybe(0.6, 0.3, 0.8),
+        wrong_suspect_chance=maybe(0.3, 0.05),
+        careless=rng.choice((0.0, 0.3, 1.0)),
+        streaming=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        weights=(
+            ("put", rng.choice((2, 5, 10))),
+            ("get", rng.choice((3, 6, 12))),
+            ("probe", rng.choice((0, 1, 3))),
+        ),
+    )
+
+
+def _draw_faults(rng: Random) -> FaultDraw:
+    def maybe(chance: float, *choices: int) -> int:
+        return rng.choice(choices) if rng.random() < chance else 0
+
+    return FaultDraw(
+        client_crash_ns=maybe(0.5, 10 * MS, 40 * MS),
+        client_stop_ns=maybe(0.6, 5 * MS, 20 * MS),
+        stop_for_ns=rng.choice((1, 5, 30)) * MS,
+        node_crash_ns=maybe(0.4, 20 * MS, 60 * MS),
+        node_down_ns=rng.choice((100 * US, 5 * MS)),
+        bit_flip_ns=maybe(0.4, 2 * MS, 10 * MS),
+        clock_jump_ns=maybe(0.4, 5 * MS, 20 * MS),
+        discard_ns=maybe(0.3, 3 * MS, 10 * MS),
+        audit_every=rng.choice((1, 16, 64, 64)),
+    )
