@@ -5,12 +5,28 @@ from types import MappingProxyType
 from typing import Final
 
 from kvpool.errors import ConfigError
+from kvpool.policy.eviction.clock import Clock
 from kvpool.policy.eviction.contract import EvictionPolicy
+from kvpool.policy.eviction.lfu import Lfu
+from kvpool.policy.eviction.lru import Lru
 from kvpool.policy.eviction.prefix_lru import PrefixLru
+from kvpool.policy.eviction.priority import Priority
+from kvpool.policy.eviction.s3fifo import S3Fifo
+from kvpool.policy.eviction.slru import Slru
+from kvpool.policy.eviction.temporal import Temporal
+from kvpool.policy.eviction.ttl import Ttl
 
 POLICIES: Final[Mapping[str, Callable[[], EvictionPolicy]]] = MappingProxyType(
     {
+        "lru": Lru,
         "prefix-lru": PrefixLru,
+        "clock": Clock,
+        "s3fifo": S3Fifo,
+        "lfu": Lfu,
+        "slru": Slru,
+        "priority": Priority,
+        "ttl": Ttl,
+        "temporal": Temporal,
     }
 )
 """Name: maker of a fresh policy, in the order to show them."""

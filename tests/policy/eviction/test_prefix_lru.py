@@ -1,82 +1,12 @@
-"""Eviction order: the contract every policy keeps, and what PrefixLru adds to it."""
+"""PrefixLru: what it adds to the contract of every policy."""
 
 from contextlib import closing
-from hashlib import sha256
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpool.block import BlockKey
-from kvpool.errors import LocalError
-from kvpool.policy.eviction import Arrival, EvictionPolicy, PrefixLru
-
-POLICIES = [PrefixLru]
-
-
-def key(name: str) -> BlockKey:
-    return BlockKey(sha256(name.encode()).digest())
-
-
-def insert_chain(policy: EvictionPolicy, names: list[str], parent: str | None = None, depth: int = 0) -> None:
-    for index, name in enumerate(names):
-        policy.inserted(Arrival(key(name), None if parent is None else key(parent), depth + 16 * index, 64), 0)
-        parent = name
-
-
-def drain(policy: EvictionPolicy, names: list[str], leased: frozenset[str] = frozenset(), limit: int = 1 << 30) -> list[str]:
-    """Evict up to `limit` blocks, passing over `leased`; the names in order."""
-    by_key = {key(name): name for name in names}
-    gone: list[str] = []
-    with closing(policy.victims()) as victims:
-        for victim in victims:
-            if by_key[victim] in leased:
-                continue
-            policy.removed(victim)
-            gone.append(by_key[victim])
-            if len(gone) == limit:
-                break
-    return gone
-
-
-@pytest.mark.parametrize("make", POLICIES)
-def test_policy_all_evictable_offers_every_block_once(make: type[PrefixLru]) -> None:
-    """Bytes a policy forgets can never be reclaimed."""
-    policy = make()
-    insert_chain(policy, ["a", "b", "c"])
-    insert_chain(policy, ["x", "y"], parent="b", depth=32)
-    assert sorted(drain(policy, ["a", "b", "c", "x", "y"])) == ["a", "b", "c", "x", "y"]
-    assert len(policy) == 0
-
-
-@pytest.mark.parametrize("make", POLICIES)
-def test_policy_passed_over_block_is_offered_again_next_time(make: type[PrefixLru]) -> None:
-    """A leased block is passed over today and must be found once its lease has ended."""
-    policy = make()
-    insert_chain(policy, ["a"])
-    insert_chain(policy, ["b"])
-    assert drain(policy, ["a", "b"], leased=frozenset({"a"})) == ["b"]
-    assert drain(policy, ["a", "b"]) == ["a"]
-
-
-@pytest.mark.parametrize("make", POLICIES)
-def test_policy_members_follow_inserted_and_removed(make: type[PrefixLru]) -> None:
-    """The pool's audit compares its index with the policy's members."""
-    policy = make()
-    insert_chain(policy, ["a", "b"])
-    policy.removed(key("a"))
-    policy.removed(key("never there"))
-    policy.touched(key("never there"), 1)
-    assert (key("a") in policy, key("b") in policy, len(policy)) == (False, True, 1)
-
-
-@pytest.mark.parametrize("make", POLICIES)
-def test_policy_double_insert_is_refused(make: type[PrefixLru]) -> None:
-    """Two entries for one key would offer a block that is already gone."""
-    policy = make()
-    insert_chain(policy, ["a"])
-    with pytest.raises(LocalError, match="twice"):
-        insert_chain(policy, ["a"])
+from kvpool.policy.eviction import Arrival, PrefixLru
+from kvpool.testing.policy_kit import drain, insert_chain, key
 
 
 def test_prefix_lru_chain_leaves_tail_first() -> None:
@@ -121,7 +51,7 @@ def test_prefix_lru_head_of_two_tails_waits_for_both() -> None:
     policy = PrefixLru()
     insert_chain(policy, ["a", "b"])
     insert_chain(policy, ["c"], parent="a", depth=16)
-    assert drain(policy, ["a", "b", "c"], leased=frozenset({"c"})) == ["b"]
+    assert drain(policy, ["a", "b", "c"], leased={"c"}) == ["b"]
     assert drain(policy, ["a", "b", "c"]) == ["c", "a"]
 
 
@@ -129,7 +59,7 @@ def test_prefix_lru_leased_tail_protects_all_its_heads() -> None:
     """Nothing of a chain goes while a reader holds its tail."""
     policy = PrefixLru()
     insert_chain(policy, ["a", "b", "c"])
-    assert drain(policy, ["a", "b", "c"], leased=frozenset({"c"})) == []
+    assert drain(policy, ["a", "b", "c"], leased={"c"}) == []
     assert len(policy) == 3
 
 
