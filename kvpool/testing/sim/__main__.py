@@ -71,9 +71,8 @@ def _report(verdicts: Iterable[Verdict], started_s: float, *, as_json: bool) -> 
     if as_json:
         print(json.dumps(sums))
     else:
-        print(
-            f"{count} seeds, {events} events in {seconds:.1f} s ({sums['events_per_s']}/s), {delivered} blocks read, digest {sums['digest']}"
-        )
+        rate = f"{events} events in {seconds:.1f} s, {events / seconds:.0f}/s"
+        print(f"{count} seeds, {rate}; {delivered} blocks read; digest {sums['digest']}")
         print(
             f"{len(violations)} violations"
             + (f"; not reached: {', '.join(coverage.missing())}" if coverage.missing() and count > 1 else "")

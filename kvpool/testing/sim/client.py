@@ -22,6 +22,7 @@ from kvpool.testing.sim.loop import Loop
 from kvpool.testing.sim.network import Network
 from kvpool.testing.sim.node import REFUSED, Arena, Node
 from kvpool.testing.sim.world import Block, World
+from kvpool.units import MS
 from kvpool.wire.fence import NodeIdentity
 
 Steps = Generator[Any, Any, None]
@@ -29,6 +30,9 @@ Steps = Generator[Any, Any, None]
 
 SLICES = 3
 """A block is moved in at most this many steps."""
+
+PIN_NS = 20 * MS
+"""Pins last at most this long."""
 
 TRIES = 2
 """How often a commit is said again when no answer comes."""
@@ -163,6 +167,22 @@ class Client:
     def probe(self) -> Steps:
         """Look up some blocks."""
         yield "lookup", ([block.key for block in self._some_blocks()],), self.meant
+
+    def pin(self) -> Steps:
+        """Ask for some blocks to be kept, softly or hard."""
+        duration_ns = 1 + int(self.random() * PIN_NS)
+        keys = [block.key for block in self._some_blocks()]
+        yield "pin", (self.owner, duration_ns, self.random() < 0.5, keys), self.meant
+
+    def unpin(self) -> Steps:
+        """Let them go again."""
+        yield "unpin", (self.owner, [block.key for block in self._some_blocks()]), self.meant
+
+    def quota(self) -> Steps:
+        """As an operator: limit a tenant, or lift its limit."""
+        tenant = self.world.tenants[int(self.random() * len(self.world.tenants))]
+        limit = self.world.quota_bytes if self.random() < 0.8 else -1
+        yield "quota", (tenant, limit), self.meant
 
     def put(self) -> Steps:
         """Reserve, write, commit a piece of a chain; perhaps give up, dawdle, or say it twice."""
@@ -301,7 +321,8 @@ class Client:
         return min(lease_ns, self.world.limits.max_lease_ns)
 
     def _item(self, block: Block, ttl_ns: int) -> Reserve:
-        return Reserve(block.key, block.parent, block.depth, block.length, ttl_ns)
+        priority = 50 if self.random() < 0.8 else int(self.random() * 101)
+        return Reserve(block.key, block.parent, block.depth, block.length, ttl_ns, block.sequence, priority, self.draw.ttl_ns, block.tenant)
 
     def _slices(self, length: int) -> list[tuple[int, int]]:
         pieces = 1 + int(self.random() * SLICES)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from kvpool.block import BlockKey
-from kvpool.pool import EXISTS, Acquired, Granted, PoolLimits, PoolState, Reserve, Reserved
+from kvpool.pool import EXISTS, Acquired, Granted, PinOutcome, PoolLimits, PoolState, Reserve, Reserved
 from kvpool.testing.sim.frames import is_exact
 from kvpool.testing.sim.marks import Coverage
-from kvpool.testing.sim.truth import COMMITTED, DOOMED, RESERVED, Copy, Held, Truth
+from kvpool.testing.sim.truth import Copy, Held, Truth
 from kvpool.testing.sim.world import UNIT
 
 
@@ -35,7 +35,7 @@ class Judge:
         self._capacity_bytes = capacity_bytes
         self._audit_every = audit_every
         self._calls = 0
-        self._evicted = 0
+        self._evicted = self._refused = 0
         self._every_key: tuple[BlockKey, ...] = ()
 
     def watch(self, keys: Sequence[BlockKey]) -> None:
@@ -47,7 +47,7 @@ class Judge:
         if self.truth.leases:
             self.coverage.hit("restart with leases outstanding")
         self.truth = Truth(self._capacity_bytes)
-        self._evicted = 0
+        self._evicted = self._refused = 0
 
     # Calls, before and after the node has handled them
 
@@ -104,11 +104,14 @@ class Judge:
             )
         if books.blocks + len(truth.reserved) > self._limits.max_blocks:
             raise Violation(f"{books.blocks} blocks and {len(truth.reserved)} reservations, at most {self._limits.max_blocks}")
+        used = {tenant: quota.used_bytes for tenant, quota in pool.quotas().items() if quota.used_bytes}
+        if used != {tenant: units * UNIT for tenant, units in truth.tenant_units.items() if units}:
+            raise Violation(f"tenants have {truth.tenant_units} units, booked {used}")
 
     def reserved(self, pool: PoolState, items: Sequence[Reserve], lease_ns: int, answer: Reserved, now_ns: int) -> None:
         """Who left to make room, what moved, whose bytes were handed out."""
         truth = self.truth
-        evicted = self._evictions(pool, items, now_ns)
+        evicted = self._evictions(pool, items)
         self._moves(answer)
         lone = len(items) == 1 and items[0].parent is None and not truth.leases and not truth.pins
         copies: list[Copy] = []
@@ -123,12 +126,12 @@ class Judge:
                 seen.add(item.key)
                 if not truth.is_free(grant.offset, item.length):
                     raise Violation(f"{self.name(item.key)} was granted {grant.offset}+{item.length}, which is somebody's")
-                copy = Copy(item.key, grant.offset, item.length, item.ttl_ns, getattr(item, "tenant", ""), answer.lease_id)
+                copy = Copy(item.key, grant.offset, item.length, item.ttl_ns, item.tenant, answer.lease_id)
                 truth.grant(copy)
                 copies.append(copy)
             else:
                 self.coverage.hit("call answered NO_SPACE")
-                if lone and self._room_for(item):
+                if lone and not answer.waiting and self._room_for(item):
                     raise Violation(f"no room for {self.name(item.key)}:{item.length} though nothing is held")
         if evicted and not any(isinstance(grant, Granted) for grant in answer.grants) and not any(g is not EXISTS for g in answer.grants):
             raise Violation(f"{[self.name(copy.key) for copy in evicted]} evicted for nothing")
@@ -217,14 +220,33 @@ class Judge:
         copy = truth.committed.get(key) or truth.reserved.get(key)
         if answer != (copy is not None):
             raise Violation(f"discard of {self.name(key)} answered {answer}")
-        if copy is None:
-            return
-        leased = any(copy in held.copies for held in truth.leases.values())
-        if copy.state is RESERVED or leased:
+        if copy is not None and truth.discard(copy):
             self.coverage.hit("discarded while leased")
-            truth.doom(copy)
-        else:
-            truth.forget(copy)
+
+    def pinned(self, keys: Sequence[BlockKey], owner: str, hard: bool, deadline_ns: int, answer: Sequence[PinOutcome], now_ns: int) -> None:
+        """What is committed is pinned, as far as the limits go."""
+        truth, limits = self.truth, self._limits
+        most = self._capacity_bytes * limits.max_pinned_percent // 100
+        for key, outcome in zip(keys, answer, strict=True):
+            copy = truth.committed.get(key)
+            expected = PinOutcome.ABSENT
+            if copy is not None:
+                full = owner not in copy.pins and truth.pins >= limits.max_pins
+                heavy = hard and not copy.hard and (truth.hard_units + copy.units) * UNIT > most
+                expected = PinOutcome.REFUSED if full or heavy else PinOutcome.PINNED
+                if not full and not heavy:
+                    truth.pin(copy, owner, hard, deadline_ns, now_ns)
+                elif heavy:
+                    self.coverage.hit("pin refused at its share")
+            if outcome is not expected:
+                raise Violation(f"pin of {self.name(key)} answered {outcome}, not {expected}")
+
+    def unpinned(self, keys: Sequence[BlockKey], owner: str, answer: int, now_ns: int) -> None:
+        """Exactly this owner's pins end."""
+        copies = [self.truth.committed.get(key) for key in keys]
+        expected = sum(copy is not None and self.truth.unpin(copy, owner, now_ns) for copy in copies)
+        if answer != expected:
+            raise Violation(f"unpin of {[self.name(key) for key in keys]} answered {answer}, not {expected}")
 
     def suspected(self, key: BlockKey, opens: bool) -> None:
         """After a reader's complaint was looked into: a block whose frame doesn't open is not committed any more."""
@@ -254,7 +276,7 @@ class Judge:
 
     def order_of(self, pool: PoolState) -> list[BlockKey]:
         """The order of eviction, without touching it."""
-        return list(deepcopy(pool._policy).victims())
+        return list(deepcopy(pool._pens).victims())
 
     # Parts of the above
 
@@ -280,7 +302,7 @@ class Judge:
             return True
         return False
 
-    def _evictions(self, pool: PoolState, items: Sequence[Reserve], now_ns: int) -> list[Copy]:
+    def _evictions(self, pool: PoolState, items: Sequence[Reserve]) -> list[Copy]:
         """Copies that left for `items`: nobody held them, the call didn't name them."""
         truth = self.truth
         count = pool.counters()["evicted"]
@@ -295,26 +317,30 @@ class Judge:
         for copy in gone:
             if copy.grips or copy.key in named:
                 raise Violation(f"{self.name(copy.key)} was evicted, {'held' if copy.grips else 'named by the call'}")
-        self._softness(gone, items, named)
-        if any(pin[1] for pin in truth.pins.values()):
+        self._softness(gone, named)
+        if any(copy.tenant in truth.quotas for copy in gone):
+            self.coverage.hit("quota made a tenant evict its own")
+        if truth.hard_units:
             self.coverage.hit("pin hard held a block in eviction")
         for copy in gone:
             truth.forget(copy)
         return gone
 
-    def _softness(self, gone: list[Copy], items: Sequence[Reserve], named: set[BlockKey | None]) -> None:
+    def _softness(self, gone: list[Copy], named: set[BlockKey | None]) -> None:
         """A softly pinned block leaves only when nothing else could."""
         truth = self.truth
-        soft = [copy for copy in gone if copy.soft]
-        others = [c for c in truth.committed.values() if not c.soft and not c.grips and c.key not in named and c not in gone]
+        soft = [copy for copy in gone if copy.pins]
+        others = [
+            c for c in truth.committed.values() if not c.pins and not c.grips and not c.dirty and c.key not in named and c not in gone
+        ]
         if soft and others and not truth.quotas:
             raise Violation(f"softly pinned {self.name(soft[0].key)} was evicted before {self.name(others[0].key)}")
-        if any(copy.soft for copy in truth.committed.values()) and not soft:
+        if truth.pins and not soft:
             self.coverage.hit("soft pin outlived others")
 
     def _moves(self, answer: Reserved) -> None:
         """Relocated copies were nobody's to hold; where they went was free."""
-        moves = getattr(answer, "moves", ())
+        moves = answer.moves
         if not moves:
             return
         self.coverage.hit("relocated blocks")
@@ -340,15 +366,15 @@ class Judge:
             truth.paint(copy, 1)
 
     def _quotas(self, pool: PoolState, copies: list[Copy]) -> None:
-        for tenant in {copy.tenant: None for copy in copies if copy.tenant}:
+        refused = pool.counters()["refused_quota"]
+        if refused > self._refused:
+            self._refused = refused
+            self.coverage.hit("quota refused")
+        for tenant in {copy.tenant: None for copy in copies}:
             limit = self.truth.quotas.get(tenant)
             used = self.truth.tenant_units[tenant] * UNIT
             if limit is not None and used > limit:
                 raise Violation(f"tenant {tenant} has {used} bytes, its quota is {limit}")
 
     def _room_for(self, item: Reserve) -> bool:
-        tenant = getattr(item, "tenant", "")
-        return item.length <= min(self._capacity_bytes, self.truth.quotas.get(tenant, self._capacity_bytes))
-
-
-__all__ = ["COMMITTED", "DOOMED", "Judge", "Violation"]
+        return -(-item.length // UNIT) * UNIT <= min(self._capacity_bytes, self.truth.quotas.get(item.tenant, self._capacity_bytes))

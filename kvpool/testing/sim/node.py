@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kvpool.block import BlockKey
 from kvpool.errors import UnavailableError
 from kvpool.policy.eviction import make_policy
-from kvpool.pool import Acquired, PoolState, Reserve, Reserved
+from kvpool.pool import Acquired, PinOutcome, PoolState, Reserve, Reserved
 from kvpool.testing.sim import frames
 from kvpool.testing.sim.judge import Judge
 from kvpool.testing.sim.loop import Loop
@@ -75,6 +75,9 @@ class Node:
             "acquire": self.acquire,
             "renew": self.renew,
             "release": self.release,
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "quota": self.quota,
             "write": self.write,
             "read": self.read,
         }
@@ -155,7 +158,7 @@ class Node:
         now_ns = self.now_ns()
         answer = self.pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=now_ns)
         view = self.arena.view
-        for move in getattr(answer, "moves", ()):
+        for move in answer.moves:
             view[move.target : move.target + move.size] = view[move.source : move.source + move.size]
         self.judge.reserved(self.pool, items, lease_ns, answer, self.loop.now_ns)
         self.digest += sum(getattr(grant, "offset", 1) for grant in answer.grants)
@@ -206,6 +209,27 @@ class Node:
     def drop(self, key: BlockKey) -> None:
         """Unlink a block."""
         self.judge.discarded(key, self.pool.discard(key))
+
+    def pin(self, owner: str, duration_ns: int, hard: bool, keys: Sequence[BlockKey]) -> tuple[PinOutcome, ...]:
+        """Keep blocks."""
+        now_ns = self.now_ns()
+        answer = self.pool.pin(keys, owner=owner, hard=hard, duration_ns=duration_ns, now_ns=now_ns)
+        self.judge.pinned(keys, owner, hard, self.loop.now_ns + duration_ns, answer, self.loop.now_ns)
+        return answer
+
+    def unpin(self, owner: str, keys: Sequence[BlockKey]) -> int:
+        """Keep them no longer."""
+        answer = self.pool.unpin(keys, owner=owner, now_ns=self.now_ns())
+        self.judge.unpinned(keys, owner, answer, self.loop.now_ns)
+        return answer
+
+    def quota(self, tenant: str, max_bytes: int) -> None:
+        """Limit a tenant; negative lifts the limit."""
+        self.pool.tick(self.now_ns())
+        self.pool.set_quota(tenant, None if max_bytes < 0 else max_bytes)
+        self.judge.truth.quotas.pop(tenant, None)
+        if max_bytes >= 0:
+            self.judge.truth.quotas[tenant] = max_bytes
 
     def write(self, lease_id: int, offset: int, data: bytes) -> bool:
         """Bytes over the control connection, for a client that maps nothing."""

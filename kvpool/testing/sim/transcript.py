@@ -22,7 +22,7 @@ class Transcript:
         """Write one line."""
         items = arguments[2] if what == "reserve" else ()
         text = " ".join(
-            self._spell(argument, lease=what in ("reserve", "acquire", "renew") and i == 1) for i, argument in enumerate(arguments)
+            self._spell(argument, lease=what in ("reserve", "acquire", "renew", "pin") and i == 1) for i, argument in enumerate(arguments)
         )
         line = f"{self._loop.now_ns / MS:12.6f} ms  {who:6} {what} {text}".rstrip()
         spelled = self._answer(items, arguments, outcome) if what != "describe" else ""
@@ -44,7 +44,7 @@ class Transcript:
                 f"{self._name(item.key)}{f'@{grant.offset}' if isinstance(grant, Granted) else ' ' + grant.name}"
                 for item, grant in zip(items, outcome.grants, strict=True)
             ]
-            moves = [f"moved {move.source}+{move.size}>{move.target}" for move in getattr(outcome, "moves", ())]
+            moves = [f"moved {move.source}+{move.size}>{move.target}" for move in outcome.moves]
             return f"lease {outcome.lease_id}: " + " ".join(moves + grants)
         if isinstance(outcome, Acquired):
             return f"lease {outcome.lease_id}: " + " ".join("miss" if at is None else f"@{at.offset}+{at.length}" for at in outcome.found)

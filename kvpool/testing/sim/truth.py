@@ -15,9 +15,11 @@ NEVER_NS = 1 << 63
 
 
 class Copy:
-    """One life of a block: from its grant to the end of its bytes. `grips`: references of read leases and hard pins."""
+    """One life of a block: from its grant to the end of its bytes. `pins`: (hard, deadline) by owner; `grips`: references of read leases,
+    and one more when a hard pin is among its pins (`hard`).
+    """
 
-    __slots__ = ("expires_ns", "grips", "key", "length", "offset", "soft", "state", "tenant", "ttl_ns", "units", "writer")
+    __slots__ = ("dirty", "expires_ns", "grips", "hard", "key", "length", "offset", "pins", "state", "tenant", "ttl_ns", "units", "writer")
 
     def __init__(self, key: BlockKey, offset: int, length: int, ttl_ns: int, tenant: str, writer: int) -> None:
         self.key = key
@@ -30,7 +32,9 @@ class Copy:
         self.state = RESERVED
         self.expires_ns = NEVER_NS
         self.grips = 0
-        self.soft = 0
+        self.pins: dict[str, tuple[bool, int]] = {}
+        self.hard = False
+        self.dirty = False
 
 
 class Held:
@@ -58,7 +62,8 @@ class Truth:
         self.committed: dict[BlockKey, Copy] = {}
         self.reserved: dict[BlockKey, Copy] = {}
         self.leases: dict[int, Held] = {}
-        self.pins: dict[tuple[BlockKey, str], tuple[Copy, bool, int]] = {}  # (copy, hard, deadline)
+        self.pins = 0
+        self.hard_units = 0
         self.quotas: dict[str, int] = {}
         self.tenant_units: dict[str, int] = {}
         self.references = 0
@@ -66,7 +71,7 @@ class Truth:
         self.last_lease = 0
         self.inserted = self.expired = self.ran_out = self.pins_ran_out = 0
         self._due: list[tuple[int, int, int]] = []  # (deadline, 0 lease | 1 expiry | 2 pin, number)
-        self._waits: dict[int, Copy | tuple[BlockKey, str]] = {}
+        self._waits: dict[int, Copy | tuple[Copy, str]] = {}
         self._number = 0
 
     # Bytes
@@ -88,8 +93,7 @@ class Truth:
         self.reserved[copy.key] = copy
         self.paint(copy, 2)
         self.tainted[copy.offset // UNIT : copy.offset // UNIT + copy.units] = bytes(copy.units)
-        if copy.tenant:
-            self.tenant_units[copy.tenant] = self.tenant_units.get(copy.tenant, 0) + copy.units
+        self.tenant_units[copy.tenant] = self.tenant_units.get(copy.tenant, 0) + copy.units
 
     def open(self, lease_id: int, write: bool, copies: list[Copy], deadline_ns: int) -> Held:
         """A new lease."""
@@ -150,24 +154,30 @@ class Truth:
             del self.reserved[copy.key]
         copy.state = GONE
         self.paint(copy, 0)
-        if copy.tenant:
-            self.tenant_units[copy.tenant] -= copy.units
+        self.tenant_units[copy.tenant] -= copy.units
 
     def unlink(self, copy: Copy) -> None:
-        """Take a committed copy out of the index, and its soft pins with it."""
+        """Take a committed copy out of the index, and its pins with it."""
         del self.committed[copy.key]
-        for name in [name for name, pin in self.pins.items() if pin[0] is copy]:
-            del self.pins[name]
+        self.pins -= len(copy.pins)
+        copy.pins.clear()
+        if copy.hard:
+            copy.hard = False
+            copy.grips -= 1
+            self.hard_units -= copy.units
 
-    def doom(self, copy: Copy) -> None:
-        """Discarded while somebody holds it: unlinked, the bytes wait. Hard pins end with the block."""
+    def discard(self, copy: Copy) -> bool:
+        """Unlink it at once; True when its bytes have to wait for a lease."""
         if copy.state is RESERVED:
             del self.reserved[copy.key]
         else:
-            hard = sum(1 for pin in self.pins.values() if pin[0] is copy and pin[1])
             self.unlink(copy)
-            copy.grips -= hard
+            if not copy.grips:
+                self.committed[copy.key] = copy
+                self.forget(copy)
+                return False
         copy.state = DOOMED
+        return True
 
     def end(self, held: Held, now_ns: int) -> None:
         """A lease is over: by release, by its deadline, or finished."""
@@ -180,31 +190,31 @@ class Truth:
             else:
                 self.loosen(copy, now_ns)
 
-    def pin(self, name: tuple[BlockKey, str], copy: Copy, hard: bool, deadline_ns: int, now_ns: int) -> None:
+    def pin(self, copy: Copy, owner: str, hard: bool, deadline_ns: int, now_ns: int) -> None:
         """Set or replace one owner's pin."""
-        self.unpin(name, now_ns, keep=True)
+        self.pins += owner not in copy.pins
+        copy.pins[owner] = (hard, deadline_ns)
+        self._wait(deadline_ns, 2, (copy, owner))
+        self._repin(copy, now_ns)
+
+    def unpin(self, copy: Copy, owner: str, now_ns: int) -> bool:
+        """Drop one owner's pin. False without one."""
+        if copy.pins.pop(owner, None) is None:
+            return False
+        self.pins -= 1
+        self._repin(copy, now_ns)
+        return True
+
+    def _repin(self, copy: Copy, now_ns: int) -> None:
+        hard = any(pin[0] for pin in copy.pins.values())
+        if hard == copy.hard:
+            return
+        copy.hard = hard
+        self.hard_units += copy.units if hard else -copy.units
         if hard:
             self.grip(copy)
         else:
-            copy.soft += 1
-        self.pins[name] = (copy, hard, deadline_ns)
-        self._wait(deadline_ns, 2, name)
-
-    def unpin(self, name: tuple[BlockKey, str], now_ns: int, *, keep: bool = False) -> bool:
-        """Drop one owner's pin; with `keep` an expired block isn't let go of. False without one."""
-        pin = self.pins.pop(name, None)
-        if pin is None:
-            return False
-        copy, hard, _ = pin
-        if not hard:
-            copy.soft -= 1
-        elif keep:
-            copy.grips -= 1
-            if not copy.grips:
-                self.paint(copy, 1)
-        else:
             self.loosen(copy, now_ns)
-        return True
 
     def settle(self, now_ns: int) -> None:
         """Everything that is due: leases, pins and ttls."""
@@ -221,9 +231,11 @@ class Truth:
             if isinstance(what, Copy):
                 if what.state is COMMITTED and not what.grips:
                     self._expire(what)
-            elif what in self.pins and self.pins[what][2] == deadline_ns:
-                self.pins_ran_out += 1
-                self.unpin(what, now_ns)
+            else:
+                copy, owner = what
+                if copy.pins.get(owner, (False, 0))[1] == deadline_ns:
+                    self.pins_ran_out += 1
+                    self.unpin(copy, owner, now_ns)
 
     def next_due_ns(self) -> int:
         """When something is due next, at the latest: far away without anything."""
@@ -233,7 +245,7 @@ class Truth:
         self.expired += 1
         self.forget(copy)
 
-    def _wait(self, deadline_ns: int, kind: int, what: Copy | tuple[BlockKey, str]) -> None:
+    def _wait(self, deadline_ns: int, kind: int, what: Copy | tuple[Copy, str]) -> None:
         self._number += 1
         self._waits[self._number] = what
         heappush(self._due, (deadline_ns, kind, self._number))

@@ -5,6 +5,7 @@ how often, and how large everything is; capacities are a fraction of what the cl
 has a random stream of its own, seeded by the seed and the concern's name, so that a new fault doesn't reshuffle the others.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from random import Random
@@ -24,13 +25,15 @@ def stream(seed: int, concern: str) -> Random:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block clients may want: name `b7` in transcripts, its key, its chain's parent, tokens before it, frame bytes, owner's tenant."""
+    """One block clients may want: name `b7` in transcripts, its key, its chain's parent, tokens before it, frame bytes, tokens
+    of the prompt it was first written for, tenant."""
 
     name: str
     key: BlockKey
     parent: BlockKey | None
     depth: int
     length: int
+    sequence: int
     tenant: str
 
 
@@ -126,9 +129,12 @@ def draw_world(seed: int) -> World:
         max_blocks=rng.randint(6, 16) if tight else 4096,
         max_lease_ns=rng.choice((2, 20, 200)) * MS,
         max_blocks_per_call=64,
+        max_pins=rng.randint(2, 8) if tight else 256,
+        max_pinned_percent=rng.choice((20, 50)),
         max_story_keys=512,
     )
-    clients = _draw_clients(rng)
+    tenants = tuple(sorted({block.tenant for block in blocks}))
+    clients = _draw_clients(rng, tenants)
     return World(
         seed=seed,
         policy=rng.choice(list(POLICIES)),
@@ -137,7 +143,7 @@ def draw_world(seed: int) -> World:
         tick_ns=rng.choice((200 * US, MS, 5 * MS)),
         blocks=blocks,
         chains=chains,
-        tenants=tuple(sorted({block.tenant for block in blocks if block.tenant})),
+        tenants=tenants,
         quota_bytes=capacity // rng.randint(2, 5),
         network=_draw_network(rng),
         clients=clients,
@@ -155,14 +161,18 @@ def _draw_blocks(rng: Random) -> tuple[tuple[tuple[int, ...], ...], tuple[Block,
         stem = rng.choice(chains)[: rng.randint(1, 3)] if chains and rng.random() < 0.4 else ()
         tenant = blocks[stem[0]].tenant if stem else rng.choice(tenants)
         chain = list(stem)
-        for _ in range(rng.randint(1, 5)):
+        grows = rng.randint(1, 5)
+        sequence = (len(chain) + grows) * 16
+        for _ in range(grows):
             number = len(blocks)
             parent = blocks[chain[-1]] if chain else None
             length = rng.choice((64, 100, 128, 192)) if small else rng.choice((64, 200, 256, 640, 1000))
             key = BlockKey(sha256(b"block %d" % number).digest())
             depth = 0 if parent is None else parent.depth + 16
             parent_key = None if parent is None else parent.key
-            blocks.append(Block(name=f"b{number}", key=key, parent=parent_key, depth=depth, length=length, tenant=tenant))
+            blocks.append(
+                Block(name=f"b{number}", key=key, parent=parent_key, depth=depth, length=length, sequence=sequence, tenant=tenant)
+            )
             chain.append(number)
         chains.append(tuple(chain))
     return tuple(chains), tuple(blocks)
@@ -183,7 +193,7 @@ def _draw_network(rng: Random) -> NetworkDraw:
     )
 
 
-def _draw_clients(rng: Random) -> ClientDraw:
+def _draw_clients(rng: Random, tenants: Sequence[str]) -> ClientDraw:
     def maybe(chance: float, *choices: float) -> float:
         return rng.choice(choices) if rng.random() < chance else 0.0
 
@@ -209,6 +219,9 @@ def _draw_clients(rng: Random) -> ClientDraw:
             ("put", rng.choice((2, 5, 10))),
             ("get", rng.choice((3, 6, 12))),
             ("probe", rng.choice((0, 1, 3))),
+            ("pin", rng.choice((0, 0, 1, 2))),
+            ("unpin", rng.choice((0, 0, 1))),
+            ("quota", rng.choice((0, 0, 1)) if tenants else 0),
         ),
     )
 
