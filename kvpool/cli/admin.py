@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from rich.markup import escape
-
 from kvpool.block import KEY_BYTES, chain_keys
 from kvpool.cli.lookup import choose_model, tokenize
 from kvpool.cli.prefix import Span
@@ -140,11 +138,6 @@ def block_name(chosen: Chosen, index: int) -> str:
     """A block for people: the tokens it holds when they are known, and the start of its key."""
     span = chosen.spans[index]
     return (f"{span[0]}-{span[1]} " if span else "") + chosen.keys[index].hex()[:16]
-
-
-def plain(text: str) -> str:
-    """Somebody else's text, safe to print: no markup, nothing a terminal would act on."""
-    return escape("".join(letter if letter.isprintable() else "�" for letter in text))
 
 
 def _parse_key(text: str) -> bytes:

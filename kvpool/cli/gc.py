@@ -24,7 +24,7 @@ def gc(dry_run: bool, node: str | None, cluster: str | None, as_json: bool) -> N
     when one did not.
     """
     from kvpool.cli.admin import ask_nodes, choose_nodes, finish, open_members
-    from kvpool.cli.screen import console, new_table, short_id, with_errors
+    from kvpool.cli.screen import new_table, print_answers, short_id
 
     nodes = choose_nodes(open_members(cluster), node)
     answers = asyncio.run(ask_nodes(nodes, lambda node, rpc: rpc.gc(GC_TIMEOUT_S, dry_run=dry_run)))
@@ -38,5 +38,5 @@ def gc(dry_run: bool, node: str | None, cluster: str | None, as_json: bool) -> N
             counts = (str(report.expired_leases), str(report.expired_blocks), str(report.orphan_blocks))
             sizes = (format_size(report.orphan_bytes), format_size(report.dead_bytes), format_size(report.reclaimed_bytes))
             table.add_row(short_id(node_id), *counts, *sizes)
-        console().print(with_errors(table, answers.errors))
+        print_answers(table, answers.errors)
     finish(answers.errors)

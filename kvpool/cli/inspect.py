@@ -72,8 +72,8 @@ def _flags(found: "Inspection") -> list[str]:
 
 
 def _show(chosen: "Chosen", answers: "Answers[list[Inspection]]", *, story: bool) -> None:
-    from kvpool.cli.admin import block_name, plain
-    from kvpool.cli.screen import console, new_table, short_id, with_errors
+    from kvpool.cli.admin import block_name
+    from kvpool.cli.screen import console, new_table, plain, print_answers, short_id
 
     columns = ("block", "node", "tiers", "size", "tokens", "codec", "age", "idle", "hits", "ttl", "priority", "tenant", "leases", "pins")
     table = new_table("Blocks", columns)
@@ -85,9 +85,8 @@ def _show(chosen: "Chosen", answers: "Answers[list[Inspection]]", *, story: bool
             table.add_row(block_name(chosen, index), short_id(node), *_cells(found))
         if not copies:
             table.add_row(block_name(chosen, index), "-", "absent")
+    print_answers(table, answers.errors, summary=f"{held} of {len(chosen.keys)} blocks are in the pool")
     out = console()
-    out.print(f"{held} of {len(chosen.keys)} blocks are in the pool", highlight=False)
-    out.print(with_errors(table, answers.errors))
     for node, only in answers.values.items() if story else ():
         lines = only[0].story
         out.print(f"Story on {short_id(node)}:" if lines else f"{short_id(node)} remembers nothing of it", highlight=False)
@@ -96,7 +95,7 @@ def _show(chosen: "Chosen", answers: "Answers[list[Inspection]]", *, story: bool
 
 
 def _cells(found: "Inspection") -> tuple[str, ...]:
-    from kvpool.cli.admin import plain
+    from kvpool.cli.screen import plain
 
     tiers = ", ".join(plain(f"{tier.name} {tier.state}") for tier in found.tiers)
     leases = [plain(f"{lease.kind} {lease.owner} {format_age(lease.left_ms * MS)}") for lease in found.leases]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvpool.cli.admin import Answers, Chosen, block_name, key_json
-from kvpool.cli.screen import console, new_table, short_id, with_errors
+from kvpool.cli.screen import new_table, print_answers, short_id
 
 E = TypeVar("E", bound=enum.IntEnum)
 ABSENT = "absent"
@@ -46,9 +46,7 @@ class Outcomes:
                 table.add_row(block_name(self.chosen, index), short_id(node), f"[{_COLOURS.get(name, 'default')}]{name}[/]")
             if not copies:
                 table.add_row(block_name(self.chosen, index), "-", ABSENT)
-        out = console()
-        out.print(summary, highlight=False)
-        out.print(with_errors(table, self.errors))
+        print_answers(table, self.errors, summary=summary)
 
 
 def collect(chosen: Chosen, asked: Sequence[bytes], answers: Answers[list[E]], kinds: type[E]) -> Outcomes:

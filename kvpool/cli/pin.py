@@ -41,8 +41,9 @@ def pin(
 
     Exit code 0 when every block is pinned somewhere, 3 when one is absent or a copy was refused, 2 when a node did not answer.
     """
-    from kvpool.cli.admin import CHANGE_TIMEOUT_S, ask_about_keys, choose_keys, choose_nodes, finish, open_members, plain
+    from kvpool.cli.admin import CHANGE_TIMEOUT_S, ask_about_keys, choose_keys, choose_nodes, finish, open_members
     from kvpool.cli.outcomes import collect
+    from kvpool.cli.screen import plain
     from kvpool.request.admin import MAX_ADMIN_KEYS, PinOutcome
 
     duration_ms = _duration_ms(duration)
@@ -91,8 +92,8 @@ def unpin(
 
     Exit code 0 when every node answered, 2 when one did not.
     """
-    from kvpool.cli.admin import CHANGE_TIMEOUT_S, ask_about_keys, choose_keys, choose_nodes, finish, open_members, plain
-    from kvpool.cli.screen import console, new_table, short_id, with_errors
+    from kvpool.cli.admin import CHANGE_TIMEOUT_S, ask_about_keys, choose_keys, choose_nodes, finish, open_members
+    from kvpool.cli.screen import new_table, plain, print_answers, short_id
     from kvpool.request.admin import MAX_ADMIN_KEYS
 
     members = open_members(cluster)
@@ -107,10 +108,10 @@ def unpin(
     if as_json:
         print_json({"model": chosen.model, "owner": owner, "unpinned": ended, "errors": answers.errors})
     else:
-        table = new_table(f"Pins of {plain(owner)} ended", ("node", "pins"))
+        table = new_table("Ended pins", ("node", "pins"))
         for node_id, count in ended.items():
             table.add_row(short_id(node_id), str(count))
-        console().print(with_errors(table, answers.errors))
+        print_answers(table, answers.errors, summary=f"{sum(ended.values())} pins of {plain(owner)} ended")
     finish(answers.errors)
 
 

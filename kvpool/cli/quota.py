@@ -67,8 +67,7 @@ def _max_bytes(tenant: str | None, size: str | None, remove: bool) -> int | None
 
 
 def _show(answers: "Answers[list[Quota]]") -> None:
-    from kvpool.cli.admin import plain
-    from kvpool.cli.screen import console, new_table, short_id, with_errors
+    from kvpool.cli.screen import new_table, plain, print_answers, short_id
 
     table = new_table("Quotas, per node", ("tenant", "node", "used", "of", "fill"))
     rows = sorted(((found.tenant, node_id, found) for node_id, some in answers.values.items() for found in some), key=lambda row: row[:2])
@@ -76,4 +75,4 @@ def _show(answers: "Answers[list[Quota]]") -> None:
         limit = "no quota" if found.max_bytes is None else format_size(found.max_bytes)
         fill = "-" if found.max_bytes is None else f"{100 * found.used_bytes / max(1, found.max_bytes):.1f} %"
         table.add_row(plain(tenant) or "''", short_id(node_id), format_size(found.used_bytes), limit, fill)
-    console().print(with_errors(table, answers.errors))
+    print_answers(table, answers.errors)

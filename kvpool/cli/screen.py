@@ -83,14 +83,25 @@ def new_table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _with_reasons(table: Table, reports: Sequence[NodeReport | WorkerReport | RouterReport]) -> Table:
-    return with_errors(table, {report.member.id: report.error for report in reports if report.error})
-
-
-def with_errors(table: Table, errors: Mapping[str, str]) -> Table:
-    """`table` with a line below it for each member (by id) that didn't answer, saying why."""
-    reasons = [f"{short_id(member)}: {' '.join(error.split())[:300]}" for member, error in errors.items()]
-    table.caption = escape("\n".join(reasons)) or None
+    table.caption = _reasons({report.member.id: report.error for report in reports if report.error}) or None
     return table
+
+
+def print_answers(table: Table, errors: Mapping[str, str], *, summary: str = "") -> None:
+    """To standard output: a line of markup that says what matters, a table, and why members (by id) are missing from it."""
+    out = console()
+    for part in (summary, table, _reasons(errors)):
+        if part:
+            out.print(part, highlight=False)
+
+
+def _reasons(errors: Mapping[str, str]) -> str:
+    return "\n".join(plain(f"{short_id(member)}: {' '.join(error.split())[:300]}") for member, error in errors.items())
+
+
+def plain(text: str) -> str:
+    """Somebody else's text, safe to print: no markup, nothing a terminal would act on."""
+    return escape("".join(letter if letter.isprintable() else "�" for letter in text))
 
 
 def short_id(member_id: str) -> str:

@@ -45,8 +45,7 @@ def _as_json(tier: "TierReport") -> dict[str, object]:
 
 
 def _show(answers: "Answers[list[TierReport]]") -> None:
-    from kvpool.cli.admin import plain
-    from kvpool.cli.screen import console, new_table, short_id, with_errors
+    from kvpool.cli.screen import new_table, plain, print_answers, short_id
 
     table = new_table("Tiers", ("node", "tier", "state", "fill", "used", "capacity", "objects", "counters", "reason"))
     colours = {"ok": "green", "read-only": "yellow"}
@@ -58,7 +57,7 @@ def _show(answers: "Answers[list[TierReport]]") -> None:
             counters = plain(", ".join(f"{name} {count}" for name, count in interesting(tier.counters)))
             sizes = (format_size(tier.used_bytes), format_size(tier.capacity_bytes))
             table.add_row(short_id(node_id), plain(tier.name), state, fill, *sizes, objects, counters or "-", plain(tier.reason) or "-")
-    console().print(with_errors(table, answers.errors))
+    print_answers(table, answers.errors)
 
 
 def interesting(counters: Mapping[str, int]) -> list[tuple[str, int]]:

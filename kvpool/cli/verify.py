@@ -113,8 +113,7 @@ def _as_json(tally: "Tally") -> dict[str, Any]:
 
 
 def _show(tallies: "Sequence[Tally]", answers: "Answers[Any]", seconds: float, within: str) -> None:
-    from kvpool.cli.admin import plain
-    from kvpool.cli.screen import console, new_table, short_id, with_errors
+    from kvpool.cli.screen import console, new_table, plain, print_answers, short_id
 
     table = new_table("Scrub", ("node", "tier", "blocks", "bytes", "corrupt", "end"))
     for tally in tallies:
@@ -122,11 +121,11 @@ def _show(tallies: "Sequence[Tally]", answers: "Answers[Any]", seconds: float, w
         stopped = "no answer" if tally.node in answers.errors else f"stopped after {within}"
         who = (short_id(tally.node), plain(tally.tier))
         table.add_row(*who, str(tally.checked), format_size(tally.checked_bytes), corrupt, "done" if tally.done else stopped)
-    out = console()
     blocks, corrupt_blocks = sum(tally.checked for tally in tallies), sum(tally.corrupt_count for tally in tallies)
     total = format_size(sum(tally.checked_bytes for tally in tallies))
-    out.print(f"{blocks} copies ({total}) read in {seconds:.1f} s, {corrupt_blocks} corrupt and dropped", highlight=False)
-    out.print(with_errors(table, answers.errors))
+    summary = f"{blocks} copies ({total}) read in {seconds:.1f} s, {corrupt_blocks} corrupt and dropped"
+    print_answers(table, answers.errors, summary=summary)
+    out = console()
     keys = [(tally, key) for tally in tallies for key in tally.corrupt]
     for tally, key in keys[:SHOWN_KEYS]:
         out.print(f"corrupt: {key.hex()} in {plain(tally.tier)} of {short_id(tally.node)}", highlight=False)

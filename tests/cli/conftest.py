@@ -3,12 +3,13 @@
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from kvpool.cli.procs import ClusterOptions, ProcessSpec
+from kvpool.testing.twin_cluster import TwinCluster
 
 MEMBER = """
 import signal, sys, threading
@@ -81,3 +82,11 @@ def _own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what broken clusters leave to be read goes with the test
+
+
+@pytest.fixture
+def twins() -> Iterator[TwinCluster]:
+    """A cluster of in-memory twins of pool nodes, to run commands in."""
+    cluster = TwinCluster()
+    yield cluster
+    cluster.close()
