@@ -1,23 +1,47 @@
 """THE protocol core of one pool node: index, leases, ledger of bytes, transitions. Pure."""
 
+from kvpool.pool.blocks import TRANSITIONS
 from kvpool.pool.limits import PoolLimits
-from kvpool.pool.state import TRANSITIONS, PoolState
+from kvpool.pool.state import PoolState
 from kvpool.pool.story import InvariantError
-from kvpool.pool.values import EXISTS, NO_SPACE, Acquired, Books, Grant, Granted, Location, Outcome, Reserve, Reserved
+from kvpool.pool.values import (
+    EXISTS,
+    NO_SPACE,
+    Acquired,
+    BlockView,
+    Books,
+    Grant,
+    Granted,
+    Holder,
+    Location,
+    Move,
+    Outcome,
+    Pin,
+    PinOutcome,
+    Quota,
+    Reserve,
+    Reserved,
+)
 
 __all__ = [
     "EXISTS",
     "NO_SPACE",
     "TRANSITIONS",
     "Acquired",
+    "BlockView",
     "Books",
     "Grant",
     "Granted",
+    "Holder",
     "InvariantError",
     "Location",
+    "Move",
     "Outcome",
+    "Pin",
+    "PinOutcome",
     "PoolLimits",
     "PoolState",
+    "Quota",
     "Reserve",
     "Reserved",
 ]

@@ -1,90 +1,95 @@
 """The pool's invariants, checked from scratch.
 
-Everything the pool keeps twice for speed is counted again here from the records alone: bytes against ledger and allocator,
-references against leases, the eviction policy's members against the committed blocks, deadlines against ttls. O(n log n).
+Everything the pool keeps twice for speed is counted again here from the records alone: bytes against ledger, allocator and tenants,
+references against leases and pins, the order of eviction against the committed blocks, deadlines against ttls. O(n log n).
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvpool.block import BlockKey
-from kvpool.policy.eviction import EvictionPolicy
-from kvpool.pool.allocator import Allocator, aligned
+from kvpool.pool.allocator import aligned
+from kvpool.pool.blocks import Blocks
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
 from kvpool.pool.leases import Leases
-from kvpool.pool.ledger import Ledger
-from kvpool.pool.resident import Resident, State
+from kvpool.pool.pens import Pens
+from kvpool.pool.pins import Pins
+from kvpool.pool.resident import State
 from kvpool.pool.story import InvariantError, Story
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of one pool that must agree with each other."""
 
-    allocator: Allocator
-    ledger: Ledger
+    blocks: Blocks
     leases: Leases
-    policy: EvictionPolicy
+    pins: Pins
+    pens: Pens
     story: Story
     expiries: Deadlines[bytes]
-    committed: Mapping[BlockKey, Resident]
-    reserved: Mapping[BlockKey, Resident]
-    doomed: Mapping[int, Resident]
-
-    def blocks(self) -> list[Resident]:
-        """Every block that has bytes in the arena."""
-        return [*self.committed.values(), *self.reserved.values(), *self.doomed.values()]
+    hard_bytes: int
 
 
 def audit(parts: Parts) -> None:
     """Raise `InvariantError` when any two parts disagree."""
-    parts.allocator.check()
+    parts.blocks.allocator.check()
     _check_states(parts)
-    _check_leases(parts)
+    _check_references(parts)
+    _check_pins(parts)
     _check_bytes(parts)
-    _check_policy(parts)
+    _check_pens(parts)
 
 
 def _check_states(parts: Parts) -> None:
-    for expected, blocks in ((State.COMMITTED, parts.committed), (State.RESERVED, parts.reserved)):
-        for key, block in blocks.items():
+    blocks, error = parts.blocks, parts.story.error
+    for expected, index in ((State.COMMITTED, blocks.committed), (State.RESERVED, blocks.reserved)):
+        for key, block in index.items():
             if block.key != key or block.state is not expected:
-                raise parts.story.error(f"indexed as {expected.name} under {key.hex()}, is {block.state.name}", block.key)
-    for offset, block in parts.doomed.items():
-        if block.location.offset != offset or block.state is not State.DOOMED:
-            raise parts.story.error(f"among the doomed at {offset}, is {block.state.name}", block.key)
-    for block in parts.committed.values():
-        if block.key in parts.reserved:
-            raise parts.story.error("committed and reserved at once", block.key)
+                raise error(f"indexed as {expected.name} under {key.hex()}, is {block.state.name}", block.key)
+            if blocks.extents.get(block.location.offset) is not block:
+                raise error(f"another block lies at its offset {block.location.offset}", key)
+    doomed = 0
+    for offset, block in blocks.extents.items():
+        doomed += block.state is State.DOOMED
+        if block.location.offset != offset or block.state is State.ABSENT:
+            raise error(f"found at {offset}, is {block.state.name} at {block.location.offset}", block.key)
+    if len(blocks.committed) + len(blocks.reserved) + doomed != len(blocks.extents):
+        raise InvariantError("some block lies in the arena but is neither committed, reserved nor doomed")
+    for block in blocks.committed.values():
+        if block.key in blocks.reserved:
+            raise error("committed and reserved at once", block.key)
         if (block.expires_ns != NEVER_NS) != (block.ttl_ns > 0):
-            raise parts.story.error(f"ttl {block.ttl_ns} ns but expires at {block.expires_ns}", block.key)
+            raise error(f"ttl {block.ttl_ns} ns but expires at {block.expires_ns}", block.key)
         deadline_ns = parts.expiries.get(block.key)
-        if deadline_ns != (block.expires_ns if block.ttl_ns else None) and not (deadline_ns is None and block.readers):
-            raise parts.story.error(f"expires at {block.expires_ns}, waited for at {deadline_ns}", block.key)
+        if deadline_ns != (block.expires_ns if block.ttl_ns else None) and not (deadline_ns is None and block.grips):
+            raise error(f"expires at {block.expires_ns}, waited for at {deadline_ns}", block.key)
 
 
 def _check_bytes(parts: Parts) -> None:
     used = pinned = 0
-    for block in parts.blocks():
-        size = parts.allocator.size_of(block.location.offset)
+    tenants: Counter[str] = Counter()
+    blocks = parts.blocks
+    for block in blocks.extents.values():
+        size = blocks.allocator.size_of(block.location.offset)
         if size != block.size or size != aligned(block.location.length):
             raise parts.story.error(f"holds {block.location} of size {block.size}, the allocator says {size}", block.key)
-        if block.state is State.COMMITTED and block.readers == 0:
+        if block.state is State.COMMITTED and block.grips == 0:
             used += size
         else:
             pinned += size
-    extents = parts.allocator.extents()
-    if len(extents) != len(parts.blocks()):
-        raise InvariantError(f"{len(parts.blocks())} blocks hold {len(extents)} extents: bytes leaked or shared")
-    ledger = parts.ledger
-    counted = (parts.allocator.free_bytes, used, pinned)
+        tenants[block.tenant] += size
+    extents = blocks.allocator.extents()
+    if len(extents) != len(blocks.extents):
+        raise InvariantError(f"{len(blocks.extents)} blocks hold {len(extents)} extents: bytes leaked or shared")
+    ledger = blocks.ledger
+    counted = (blocks.allocator.free_bytes, used, pinned)
     booked = (ledger.free_bytes, ledger.used_bytes, ledger.pinned_bytes)
-    if counted != booked or sum(booked) != ledger.capacity_bytes or ledger.capacity_bytes != parts.allocator.capacity_bytes:
+    if counted != booked or sum(booked) != ledger.capacity_bytes or ledger.capacity_bytes != blocks.allocator.capacity_bytes:
         raise InvariantError(f"(free, used, pinned) is {counted}, booked {booked}, capacity {ledger.capacity_bytes}")
+    if tenants != blocks.tenant_bytes:
+        raise InvariantError(f"tenants' blocks take {dict(tenants)}, counted {blocks.tenant_bytes}")
 
 
-def _check_leases(parts: Parts) -> None:
+def _check_references(parts: Parts) -> None:
     readers: Counter[int] = Counter()
     writers: Counter[int] = Counter()
     references = writes = 0
@@ -99,20 +104,40 @@ def _check_leases(parts: Parts) -> None:
         raise InvariantError(
             f"leases hold {references} references, {writes} write; counted {parts.leases.references}, {parts.leases.write_count}"
         )
-    for block in parts.blocks():
-        offset = block.location.offset
-        wanted_writers = 1 if block.state is State.RESERVED or (block.state is State.DOOMED and not block.readers) else 0
-        if block.readers != readers[offset] or writers[offset] != wanted_writers:
+    for offset, block in parts.blocks.extents.items():
+        wanted_writers = 1 if block.state is State.RESERVED or (block.state is State.DOOMED and not block.grips) else 0
+        if block.grips != readers[offset] + block.hard or writers[offset] != wanted_writers:
             raise parts.story.error(
-                f"{block.state.name} with {block.readers} readers; leases hold it {readers[offset]} times to read, "
+                f"{block.state.name} with {block.grips} grips, hard={block.hard}; leases hold it {readers[offset]} times to read, "
                 f"{writers[offset]} to write",
                 block.key,
             )
 
 
-def _check_policy(parts: Parts) -> None:
-    for key in parts.committed:
-        if key not in parts.policy:
+def _check_pins(parts: Parts) -> None:
+    hard_bytes = 0
+    committed = parts.blocks.committed
+    for key in parts.pins:
+        if key not in committed:
+            raise parts.story.error("pinned, but not committed", key)
+        if not committed[key].soft:
+            raise parts.story.error("pinned, but evicted like any other", key)
+    for block in parts.blocks.extents.values():
+        pins = parts.pins.of(block.key) if block.state is State.COMMITTED else ()
+        hard_bytes += block.size * block.hard
+        if block.hard != any(pin.hard for pin in pins) or block.soft != bool(pins):
+            raise parts.story.error(f"soft={block.soft}, hard={block.hard}, pins {pins}", block.key)
+    if hard_bytes != parts.hard_bytes:
+        raise InvariantError(f"hard pins hold {hard_bytes} bytes, counted {parts.hard_bytes}")
+
+
+def _check_pens(parts: Parts) -> None:
+    committed, pens = parts.blocks.committed, parts.pens
+    softly = 0
+    for key, block in committed.items():
+        softly += block.soft
+        if key not in (pens.softly if block.soft else pens.policy):
             raise parts.story.error("committed, but the eviction policy doesn't know it", key)
-    if len(parts.policy) != len(parts.committed):
-        raise InvariantError(f"the eviction policy knows {len(parts.policy)} blocks, {len(parts.committed)} are committed")
+    known = len(pens.policy) + len(pens.softly)
+    if known != len(committed) or len(pens.softly) != softly:
+        raise InvariantError(f"the eviction policy knows {known} blocks, {len(committed)} are committed")

@@ -9,10 +9,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from kvpool.block import BlockKey
-from kvpool.pool.deadlines import Deadlines
+from kvpool.pool.deadlines import NEVER_NS, Deadlines
 from kvpool.pool.limits import PoolLimits
 from kvpool.pool.resident import Resident
 from kvpool.pool.story import InvariantError
+from kvpool.pool.values import Holder
 
 
 class Lease:
@@ -117,6 +118,11 @@ class Leases:
         """A lease whose deadline has come, earliest first; the caller ends it. None when there is none."""
         lease_id = self._deadlines.pop_due(now_ns)
         return None if lease_id is None else self._by_id[lease_id]
+
+    def holders(self, block: Resident) -> tuple[Holder, ...]:
+        """Who leases this block now, each lease once, the oldest first. Looks at every lease."""
+        held = [lease for lease in self._by_id.values() if any(one is block for one in lease.held())]
+        return tuple(Holder(lease.id, lease.owner, lease.writes is not None, self._deadlines.get(lease.id) or NEVER_NS) for lease in held)
 
     def all(self) -> Iterable[Lease]:
         """All live leases, oldest first."""

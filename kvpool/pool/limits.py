@@ -16,6 +16,9 @@ class PoolLimits:
     * `max_lease_ns`, the longest lease: longer asks are cut to it; renew to hold on.
     * `max_blocks`, blocks known at once, whatever their size: as when bytes run out, evict by policy, else NO_SPACE.
     * `max_owner_chars`, the owner's name in a lease: `ConfigError`.
+    * `max_pins`, live pins: a further pin is REFUSED.
+    * `max_pinned_percent`, share of the capacity that hard pins may hold: a further hard pin is REFUSED.
+    * `max_quotas`, tenants with a quota: `ConfigError`.
     * `max_story_keys`, keys remembered by the history: the oldest entries are forgotten.
     """
 
@@ -25,6 +28,9 @@ class PoolLimits:
     max_lease_ns: int = 600 * SECOND
     max_blocks: int = 1 << 20
     max_owner_chars: int = 256
+    max_pins: int = 1 << 20
+    max_pinned_percent: int = 50
+    max_quotas: int = 4096
     max_story_keys: int = 65_536
 
     def __post_init__(self) -> None:

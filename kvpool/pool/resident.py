@@ -2,13 +2,13 @@
 
 from enum import IntEnum
 
-from kvpool.block import BlockKey
+from kvpool.policy.eviction import Arrival
 from kvpool.pool.deadlines import NEVER_NS
-from kvpool.pool.values import Location
+from kvpool.pool.values import BlockView, Holder, Location, Pin, Reserve
 
 
 class State(IntEnum):
-    """Where a block is in its life; the transitions are in `state.py`."""
+    """Where a block is in its life; the transitions are in `blocks.py`."""
 
     ABSENT = 0
     RESERVED = 1
@@ -19,20 +19,38 @@ class State(IntEnum):
 class Resident:
     """One block that has bytes in the arena. Mutable, owned by `PoolState`.
 
-    `size` is what the allocator took for `location.length`; `readers` counts references of read leases; `writer` is the id of
-    the write lease it was reserved under; `expires_ns` is set at commit when it has a ttl.
+    `size` is what the allocator took for `location.length`; `grips` counts references of read leases and hard pins; `writer` is the id
+    of the write lease it was reserved under; `expires_ns` is set at commit when it has a ttl. `dirty`: a slower tier is to have it
+    and has not yet. `soft`: it is in the pen of softly pinned blocks; `hard`: one of its grips is for hard pins.
     """
 
-    __slots__ = ("depth", "expires_ns", "key", "location", "parent", "readers", "size", "state", "ttl_ns", "writer")
+    __slots__ = (
+        "committed_ns", "depth", "dirty", "expires_ns", "grips", "hard", "hits", "key", "location", "parent", "priority", "priority_ns",
+        "sequence", "size", "soft", "state", "tenant", "ttl_ns", "used_ns", "writer",
+    )  # fmt: skip
 
-    def __init__(self, key: BlockKey, parent: BlockKey | None, depth: int, location: Location, size: int, ttl_ns: int, writer: int) -> None:
-        self.key = key
-        self.parent = parent
-        self.depth = depth
+    def __init__(self, item: Reserve, location: Location, size: int, writer: int) -> None:
+        self.key, self.parent, self.depth, _, self.ttl_ns, self.sequence, self.priority, self.priority_ns, self.tenant = item
         self.location = location
         self.size = size
-        self.ttl_ns = ttl_ns
         self.writer = writer
         self.state = State.ABSENT
-        self.readers = 0
+        self.grips = 0
+        self.hits = 0
+        self.committed_ns = self.used_ns = 0
         self.expires_ns = NEVER_NS
+        self.dirty = False
+        self.soft = self.hard = False
+
+    def arrival(self) -> Arrival:
+        """What an eviction policy is told of it."""
+        until_ns = self.committed_ns + self.priority_ns if self.priority_ns else NEVER_NS
+        return Arrival(self.key, self.parent, self.depth, self.location.length, self.sequence, self.priority, until_ns, self.expires_ns)
+
+    def view(self, pins: tuple[Pin, ...], holders: tuple[Holder, ...]) -> BlockView:
+        """What an operator is told of it."""
+        return BlockView(
+            key=self.key, parent=self.parent, depth=self.depth, sequence=self.sequence, location=self.location, size=self.size,
+            committed_ns=self.committed_ns, used_ns=self.used_ns, hits=self.hits, expires_ns=self.expires_ns, priority=self.priority,
+            tenant=self.tenant, dirty=self.dirty, pins=pins, holders=holders,
+        )  # fmt: skip

@@ -6,7 +6,7 @@ A pool is an arena of bytes this object never sees, and a table it owns. Callers
 bytes themselves, *commit*; *acquire* what is here, read the bytes themselves, *release*; and *lookup*, which promises nothing.
 Every call takes a batch, time is an argument, and nothing here waits, reads a clock or moves a byte.
 
-A block's life is the table `TRANSITIONS` below:
+A block's life is the table `TRANSITIONS` in `blocks.py`:
 
 * ABSENT → RESERVED, `reserve`. The block has bytes that only its writer knows; readers don't see it. A second writer of the same
   key is told EXISTS: a block is a pure function of its key, so one copy in flight is enough.
@@ -14,124 +14,133 @@ A block's life is the table `TRANSITIONS` below:
 * RESERVED → ABSENT, `abandon`: the write lease was released or ran out first, and the bytes go back at once. A writer that
   comes back from the dead may still scribble over bytes that are somebody else's by now. That is harmless: every frame carries
   its key and a checksum, every reader checks them, and a failed check is a miss.
-* COMMITTED → ABSENT, `evict` (room was needed and the policy named it), `expire` (its ttl ran out) or `discard`; only while no
-  lease holds it.
+* COMMITTED → ABSENT, `evict` (room was needed and the policy named it), `expire` (its ttl ran out) or `discard`; only while
+  nobody grips it.
 * COMMITTED or RESERVED → DOOMED, `doom`: discarded while leased. It is unlinked at once, so nobody new finds it and its
   key can be reserved afresh, but its bytes stay until the last lease on it ends.
 * DOOMED → ABSENT, `drain`: that lease ended.
 
 A *lease* gives a right and an obligation to end: by `release`, by its deadline, or (write) once all its reservations are
-finished. A read lease pins the blocks it found; pinned bytes are never handed out again. Each call first settles whatever is
-due at `now_ns`, so a late commit is refused even if nobody called `tick` in between; `tick` only bounds how long idle
-leases and ttls linger. A ttl never ends a leased block: it goes when its last lease ends.
+finished. A read lease pins the blocks it found; pinned bytes are never handed out again, and never moved. Each call first settles
+whatever is due at `now_ns`, so a late commit is refused even if nobody called `tick` in between; `tick` only bounds how long idle
+leases, ttls and pins linger. A ttl never ends a gripped block: it goes when its last lease or hard pin ends.
 
-Room is made by the eviction policy, per block: the batch is atomic per item, not all-or-nothing, since the head of a chain is
-useful without its tail. What leases hold, what is reserved, and the blocks and parents named by the same call are never
-evicted; when nothing else is left the answer is NO_SPACE, a value. Nothing is evicted for an item larger than free + used, and
-an item that still doesn't fit after `_PATIENCE` evictions goes on only if some gap between pinned extents could take it, so a
-large block can't empty a pool whose leases leave no room for it.
+A *pin* keeps a block without reading it (`pins.py`): soft, it is evicted after everything else; hard, not at all until its deadline.
+
+Room is made per item (`room.py`): the batch is atomic per item, not all-or-nothing, since the head of a chain is useful without its
+tail. When nothing is left that may go, the answer is NO_SPACE, a value. A tenant with a quota makes room among its own blocks.
+
+With a slower tier below (`guard`), a committed block is *dirty* until it is written down there; a dirty block is not evicted, and a
+`reserve` that fails only because of such blocks says `waiting`.
 
 The books (`ledger.py`): free + used + pinned == capacity, always. `check()` recounts everything (`audit.py`).
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from itertools import count
-from typing import Final
+from collections.abc import Iterable, Sequence
 
-from kvpool.block import KEY_BYTES, BlockKey
-from kvpool.errors import ConfigError
-from kvpool.policy.eviction import Arrival, EvictionPolicy
-from kvpool.pool.allocator import Allocator, aligned
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import EvictionPolicy
+from kvpool.pool import arguments
+from kvpool.pool.allocator import aligned
 from kvpool.pool.audit import Parts, audit
+from kvpool.pool.blocks import Blocks
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
 from kvpool.pool.leases import Lease, Leases
-from kvpool.pool.ledger import Ledger
 from kvpool.pool.limits import PoolLimits
+from kvpool.pool.pens import Pens
+from kvpool.pool.pins import Pins
+from kvpool.pool.quotas import Quotas
 from kvpool.pool.resident import Resident, State
+from kvpool.pool.room import Room
 from kvpool.pool.story import Story
-from kvpool.pool.values import EXISTS, NO_SPACE, Acquired, Books, Grant, Granted, Location, Reserve, Reserved
+from kvpool.pool.values import (
+    EXISTS,
+    NO_SPACE,
+    Acquired,
+    BlockView,
+    Books,
+    Grant,
+    Granted,
+    Location,
+    Pin,
+    PinOutcome,
+    Quota,
+    Reserve,
+    Reserved,
+)
 
-TRANSITIONS: Final[dict[tuple[State, str], State]] = {
-    (State.ABSENT, "reserve"): State.RESERVED,
-    (State.RESERVED, "commit"): State.COMMITTED,
-    (State.RESERVED, "abandon"): State.ABSENT,
-    (State.RESERVED, "doom"): State.DOOMED,
-    (State.COMMITTED, "evict"): State.ABSENT,
-    (State.COMMITTED, "expire"): State.ABSENT,
-    (State.COMMITTED, "discard"): State.ABSENT,
-    (State.COMMITTED, "doom"): State.DOOMED,
-    (State.DOOMED, "drain"): State.ABSENT,
-}
-"""(state, event): next state. Whatever isn't here can't happen."""
-
-_PATIENCE = 16
-_COUNTERS = ("hits", "misses", "inserted", "evicted", "expired", "discarded", "refused", "reclaimed_leases")
+_COUNTERS = (
+    "hits", "misses", "inserted", "evicted", "expired", "discarded", "refused", "refused_quota", "reclaimed_leases", "moved_bytes",
+)  # fmt: skip
 
 
 class PoolState:
-    """Index, leases and books of one node. Single-threaded: the shell serialises calls.
+    """Index, leases, pins and books of one node. Single-threaded: the shell serialises calls.
 
     `capacity_bytes` is rounded down to a multiple of 64. Arguments that break a limit or make no sense raise `ConfigError`
-    before anything changes; a broken invariant raises `InvariantError`; everything else is an answer.
+    before anything changes; a broken invariant raises `InvariantError`; everything else is an answer. Time never goes back: an
+    earlier `now_ns` than one seen before counts as that one.
     """
 
     def __init__(self, capacity_bytes: int, policy: EvictionPolicy, limits: PoolLimits | None = None) -> None:
         self._limits = limits or PoolLimits()
-        self._policy = policy
-        self._allocator = Allocator(capacity_bytes)
-        self._ledger = Ledger(self._allocator.capacity_bytes)
-        self._leases = Leases(self._limits)
         self._story = Story(self._limits.max_story_keys)
+        self._blocks = Blocks(capacity_bytes, self._story)
+        self._pens = Pens(policy)
+        self._leases = Leases(self._limits)
+        self._pins = Pins()
+        self._quotas = Quotas(self._blocks.tenant_bytes, self._limits)
         self._expiries: Deadlines[bytes] = Deadlines()
-        self._committed: dict[BlockKey, Resident] = {}
-        self._reserved: dict[BlockKey, Resident] = {}
-        self._doomed: dict[int, Resident] = {}  # by offset
         self._counters = dict.fromkeys(_COUNTERS, 0)
-        self._ceiling: int | None = None  # during one reserve: no item above it can fit; None: not computed
-        self._evicted: list[BlockKey] = []  # during one reserve
+        self._hard_bytes = 0
+        self._guarded = False
         self._now_ns = 0
         self._due_ns = NEVER_NS  # nothing is due before
 
+    # Writing
+
     def reserve(self, items: Sequence[Reserve], *, owner: str, lease_ns: int, now_ns: int) -> Reserved:
-        """Room for `items` under one write lease: per item `Granted`, EXISTS or NO_SPACE. Evicts what it must."""
-        self._check_call(len(items), owner, lease_ns)
+        """Room for `items` under one write lease: per item `Granted`, EXISTS or NO_SPACE. Evicts and moves what it must."""
+        arguments.check_call(len(items), owner, lease_ns, self._limits)
         for item in items:
-            _check_item(item)
-        self._advance(now_ns)
-        room = self._leases.room_for(len(items))
-        self._ceiling, self._evicted = None, []
+            arguments.check_item(item, self._limits)
+        now_ns = self._advance(now_ns)
+        allowed = self._leases.room_for(len(items))
         lease: Lease | None = None
         grants: list[Grant] = []
-        with closing(self._evictable(items)) as victims:
+        with Room(items, self._blocks, self._pens, self._limits, self._evict, self._story) as room:
+            if allowed:
+                room.keep_to_quotas(items, self._quotas.max_bytes)
             for item in items:
-                if item.key in self._committed or item.key in self._reserved:
+                if item.key in self._blocks.committed or item.key in self._blocks.reserved:
                     grants.append(EXISTS)
                     continue
-                offset = self._place(item.length, victims) if room else None
+                within = self._quotas.allow(item.tenant, aligned(item.length))
+                offset = room.place(item.length) if allowed and within else None
                 if offset is None:
+                    self._counters["refused_quota"] += not within
                     self._counters["refused"] += 1
                     grants.append(NO_SPACE)
                     continue
                 lease = lease or self._leases.open_write(owner, self._deadline(lease_ns, now_ns))
-                self._enter(item, offset, lease)
+                self._leases.add_write(lease, self._blocks.reserve(item, offset, lease.id))
                 grants.append(Granted(offset))
-        if self._evicted:
-            self._counters["evicted"] += len(self._evicted)
-            self._story.record(now_ns, "evicted", 0, self._evicted)
-        if lease is None:
-            return Reserved(lease_id=0, grants=tuple(grants))
-        self._story.record(now_ns, "reserved", lease.id, tuple(lease.writes or ()))
-        return Reserved(lease_id=lease.id, grants=tuple(grants))
+        if room.evicted:
+            self._counters["evicted"] += len(room.evicted)
+            self._story.record(now_ns, "evicted", 0, room.evicted)
+        self._counters["moved_bytes"] += sum(move.size for move in room.moves)
+        if lease is not None:
+            self._story.record(now_ns, "reserved", lease.id, tuple(lease.writes or ()))
+        return Reserved(lease_id=lease.id if lease else 0, grants=tuple(grants), moves=tuple(room.moves), waiting=room.waiting)
 
-    def commit(self, lease_id: int, keys: Sequence[BlockKey], now_ns: int) -> tuple[bool, ...]:
+    def commit(self, lease_id: int, keys: Sequence[BlockKey], now_ns: int, *, clean: bool = False) -> tuple[bool, ...]:
         """Publish blocks written under `lease_id`: True where the block is visible now.
 
         False where the lease has ended, the key wasn't granted under it, or the block was discarded meanwhile. Saying it
-        again while the lease lives is True again. The lease ends with its last block.
+        again while the lease lives is True again. The lease ends with its last block. `clean`: a slower tier has them already.
         """
-        self._check_batch(len(keys))
-        self._advance(now_ns)
+        arguments.check_batch(len(keys), self._limits)
+        now_ns = self._advance(now_ns)
         lease = self._leases.get(lease_id)
         if lease is None or lease.writes is None:
             return (False,) * len(keys)
@@ -140,64 +149,61 @@ class PoolState:
         for key in keys:
             block = self._leases.finish_write(lease, key)
             if block is None:
-                before = self._committed.get(key)
+                before = self._blocks.committed.get(key)
                 answers.append(before is not None and before.writer == lease_id)
             elif block.state is State.DOOMED:
-                self._drain(block)
+                self._blocks.drain(block)
                 answers.append(False)
             else:
-                self._publish(block, now_ns)
+                self._publish(block, now_ns, dirty=self._guarded and not clean)
                 done.append(block)
                 answers.append(True)
         for block in reversed(done):  # tails first, so that heads are the younger ones
-            self._policy.inserted(Arrival(block.key, block.parent, block.depth, block.location.length), now_ns)
+            self._pens.insert(block, now_ns)
         self._counters["inserted"] += len(done)
         self._story.record(now_ns, "committed", lease_id, tuple(block.key for block in done))
         if not lease.writes:
             self._leases.end(lease)
         return tuple(answers)
 
-    def acquire(self, keys: Sequence[BlockKey], *, owner: str, lease_ns: int, now_ns: int) -> Acquired:
-        """Lease every committed block among `keys` for reading, wherever in the batch it is; a hit counts as a use."""
-        self._check_call(len(keys), owner, lease_ns)
-        self._advance(now_ns)
-        found: list[Location | None] = []
-        hits: list[Resident] = []
-        for block in map(self._committed.get, keys):
-            if block is None:
-                found.append(None)
-            else:
-                found.append(block.location)
-                hits.append(block)
-        if hits and not self._leases.room_for(len(hits)):
-            self._counters["refused"] += len(hits)
-            found, hits = [None] * len(keys), []
+    # Reading
+
+    def acquire(self, keys: Sequence[BlockKey], *, owner: str, lease_ns: int, now_ns: int, sequence: int = 0) -> Acquired:
+        """Lease every committed block among `keys` for reading, wherever in the batch it is; a hit counts as a use.
+
+        `sequence`: tokens of the whole prompt it is for, 0 when unknown.
+        """
+        arguments.check_call(len(keys), owner, lease_ns, self._limits)
+        now_ns = self._advance(now_ns)
+        found, hits = self._found(keys)
         self._counters["hits"] += len(hits)
         self._counters["misses"] += len(keys) - len(hits)
-        if not hits:
-            return Acquired(lease_id=0, found=tuple(found))
-        pinned = 0
-        touched = self._policy.touched
+        touch = self._pens.touch
         for block in reversed(hits):  # tails first, so that heads are the younger ones
-            if block.readers == 0:
-                pinned += block.size
-            block.readers += 1
-            touched(block.key, now_ns)
-        self._ledger.pin(pinned)
-        lease = self._leases.open_read(owner, hits, self._deadline(lease_ns, now_ns))
-        self._story.record(now_ns, "acquired", lease.id, tuple(keys))
-        return Acquired(lease_id=lease.id, found=tuple(found))
+            block.hits += 1
+            block.used_ns = now_ns
+            touch(block, now_ns, sequence)
+        return self._grip(found, hits, keys, owner, self._deadline(lease_ns, now_ns))
+
+    def hold(self, keys: Sequence[BlockKey], *, owner: str, lease_ns: int, now_ns: int) -> Acquired:
+        """As `acquire`, but no use of the blocks: counts no hit and changes no order. For the node's own work."""
+        arguments.check_call(len(keys), owner, lease_ns, self._limits)
+        now_ns = self._advance(now_ns)
+        found, hits = self._found(keys)
+        return self._grip(found, hits, keys, owner, self._deadline(lease_ns, now_ns))
 
     def lookup(self, keys: Sequence[BlockKey], now_ns: int) -> bytes:
         """One byte a key: 1 when it is committed. A probe: leases nothing, is no use of the block, promises nothing."""
-        self._check_batch(len(keys))
+        arguments.check_batch(len(keys), self._limits)
         self._advance(now_ns)
-        return bytes(map(self._committed.__contains__, keys))
+        return bytes(map(self._blocks.committed.__contains__, keys))
+
+    # Leases
 
     def renew(self, lease_id: int, lease_ns: int, now_ns: int) -> bool:
         """Extend a lease to `lease_ns` from now (never shorten it); False when it has ended."""
-        self._check_lease_ns(lease_ns)
-        self._advance(now_ns)
+        arguments.check_duration(lease_ns)
+        now_ns = self._advance(now_ns)
         if self._leases.get(lease_id) is None:
             return False
         self._leases.extend(lease_id, self._deadline(lease_ns, now_ns))
@@ -212,67 +218,133 @@ class PoolState:
         self._end(lease, "released")
         return True
 
-    def discard(self, key: BlockKey) -> bool:
-        """Unlink a block that is corrupt or unwanted; True when there was one. Bytes under a lease wait for its end."""
-        block = self._committed.get(key)
-        if block is None:
-            block = self._reserved.pop(key, None)
-            if block is None:
-                return False
-            self._doom(block)
-        elif block.readers:
-            self._unlink(block)
-            self._doom(block)
-        else:
-            self._unlink(block)
-            self._drop_used(block, "discard")
-            self._story.record(self._now_ns, "discarded", 0, (key,))
-        self._counters["discarded"] += 1
-        return True
-
-    def locate(self, key: BlockKey) -> Location | None:
-        """Where a committed block lies, for the owner's own checks: no lease, no touch."""
-        block = self._committed.get(key)
-        return None if block is None else block.location
-
     def leased_ranges(self, lease_id: int, ranges: Sequence[tuple[int, int]], *, write: bool | None = None) -> bool:
         """Whether every (offset, length) lies inside bytes that this live lease may touch: read its hits, or write its
         reservations that aren't committed yet. `write` asks for one of the two rights; None takes either. A range may span
         adjacent blocks. No time is looked at: `tick` first.
         """
-        self._check_batch(len(ranges))
+        arguments.check_batch(len(ranges), self._limits)
         lease = self._leases.get(lease_id)
         if lease is None or (write is not None and write != (lease.writes is not None)):
             return False
         return lease.covers(ranges)
 
+    # Keeping and dropping
+
+    def discard(self, key: BlockKey) -> bool:
+        """Unlink a block that is corrupt or unwanted, its pins too; True when there was one. Bytes under a lease wait for its end."""
+        block = self._blocks.committed.get(key)
+        if block is None:
+            block = self._blocks.reserved.get(key)
+            if block is None:
+                return False
+            self._doom(block)
+        else:
+            self._unlink(block)
+            if block.grips:
+                self._doom(block)
+            else:
+                self._blocks.drop(block, "discard")
+                self._story.record(self._now_ns, "discarded", 0, (key,))
+        self._counters["discarded"] += 1
+        return True
+
+    def pin(self, keys: Sequence[BlockKey], *, owner: str, hard: bool, duration_ns: int, now_ns: int) -> tuple[PinOutcome, ...]:
+        """Keep committed blocks for `duration_ns` from now; a second pin of the same owner replaces the first. REFUSED at a limit."""
+        arguments.check_call(len(keys), owner, duration_ns, self._limits)
+        now_ns = self._advance(now_ns)
+        pin = Pin(owner, hard, now_ns + duration_ns)
+        return tuple(self._pin(key, pin) for key in keys)
+
+    def unpin(self, keys: Sequence[BlockKey], *, owner: str, now_ns: int) -> int:
+        """End this owner's pins of `keys`; how many there were."""
+        arguments.check_batch(len(keys), self._limits)
+        self._advance(now_ns)
+        count = 0
+        for key in keys:
+            if self._pins.drop(key, owner) is not None:
+                count += 1
+                self._repin(self._blocks.committed[key])
+        return count
+
+    def set_quota(self, tenant: str, max_bytes: int | None) -> None:
+        """What the blocks of `tenant` may take from now on; None lifts the limit. Blocks above it leave when the tenant writes again."""
+        self._quotas.set(tenant, max_bytes)
+
+    def quotas(self) -> dict[str, Quota]:
+        """Tenants that have blocks here or a quota, by name."""
+        return self._quotas.all()
+
+    # The slower tier
+
+    def guard(self, on: bool) -> None:
+        """Whether blocks committed from now on are dirty, kept until `mark_clean`. Off makes every block evictable as it is."""
+        self._guarded = on
+        if not on:
+            for block in self._blocks.committed.values():
+                block.dirty = False
+
+    def mark(self, keys: Iterable[BlockKey], *, dirty: bool) -> None:
+        """Committed blocks among `keys` are (not) written down below. Without `guard` nothing gets dirty."""
+        dirty = dirty and self._guarded
+        for key in keys:
+            block = self._blocks.committed.get(key)
+            if block is not None:
+                block.dirty = dirty
+
+    def coldest(self, nbytes: int, now_ns: int) -> list[BlockKey]:
+        """Blocks that would leave next to make room for `nbytes`, the first first; their chains upwards included, clean or dirty."""
+        self._advance(now_ns)
+        return self._pens.coldest(nbytes, self._blocks.committed)
+
+    # Time
+
     def tick(self, now_ns: int) -> int:
-        """End the leases and remove the ttl blocks that are due at `now_ns`; returns how many of both."""
+        """End the leases and pins and remove the ttl blocks that are due at `now_ns`; returns how many leases and blocks."""
         before = self._counters["reclaimed_leases"] + self._counters["expired"]
         self._advance(now_ns)
         return self._counters["reclaimed_leases"] + self._counters["expired"] - before
 
     def next_due_ns(self) -> int | None:
-        """When the next lease or ttl runs out, None without any: a good time for `tick`."""
-        due_ns = min(self._leases.first_deadline_ns(), self._expiries.first_ns())
+        """When the next lease, pin or ttl runs out, None without any: a good time for `tick`."""
+        due_ns = self._first_due_ns()
         return None if due_ns == NEVER_NS else due_ns
+
+    # Looking
+
+    def locate(self, key: BlockKey) -> Location | None:
+        """Where a committed block lies, for the owner's own checks: no lease, no touch."""
+        block = self._blocks.committed.get(key)
+        return None if block is None else block.location
+
+    def view(self, key: BlockKey) -> BlockView | None:
+        """All that is known of a committed block, holders of leases included (their search takes a look at every lease)."""
+        block = self._blocks.committed.get(key)
+        if block is None:
+            return None
+        return block.view(self._pins.of(key), self._leases.holders(block))
+
+    def keys(self) -> list[BlockKey]:
+        """Every committed key, in order of commit."""
+        return list(self._blocks.committed)
 
     def books(self) -> Books:
         """Bytes and counts now."""
-        ledger, leases = self._ledger, self._leases
+        ledger, leases = self._blocks.ledger, self._leases
         return Books(
             capacity=ledger.capacity_bytes,
             free=ledger.free_bytes,
             used=ledger.used_bytes,
             pinned=ledger.pinned_bytes,
-            blocks=len(self._committed),
+            blocks=len(self._blocks.committed),
             read_leases=len(leases) - leases.write_count,
             write_leases=leases.write_count,
         )
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start. Blocks: hits, misses (of acquire), inserted, evicted, expired, discarded, refused
-        (NO_SPACE and hits turned away at a lease limit). Leases: reclaimed_leases (ended by their deadline).
+        """Totals since the start. Blocks: hits, misses (of acquire), inserted, evicted, expired, discarded, refused (NO_SPACE and hits
+        turned away at a lease limit), refused_quota (of these, by a tenant's quota). Leases: reclaimed_leases (ended by their
+        deadline). Bytes: moved_bytes, copied inside the arena to make room.
         """
         return dict(self._counters)
 
@@ -282,188 +354,143 @@ class PoolState:
 
     def check(self) -> None:
         """Recount everything; raises `InvariantError` with the key's story when something disagrees. O(n log n)."""
-        audit(
-            Parts(
-                allocator=self._allocator,
-                ledger=self._ledger,
-                leases=self._leases,
-                policy=self._policy,
-                story=self._story,
-                expiries=self._expiries,
-                committed=self._committed,
-                reserved=self._reserved,
-                doomed=self._doomed,
-            )
-        )
+        audit(Parts(self._blocks, self._leases, self._pins, self._pens, self._story, self._expiries, self._hard_bytes))
 
-    # Making room
+    # Steps
 
-    def _place(self, length: int, victims: Iterator[Resident]) -> int | None:
-        """An offset for `length` bytes, evicting `victims` until it fits."""
-        if aligned(length) > self._ledger.free_bytes + self._ledger.used_bytes:
-            return None
-        for evicted in count():
-            if len(self._committed) + len(self._reserved) + len(self._doomed) < self._limits.max_blocks:
-                offset = self._allocator.allocate(length)
-                if offset is not None:
-                    return offset
-            if evicted == _PATIENCE and aligned(length) > self._largest_gap():
-                return None
-            victim = next(victims, None)
-            if victim is None:
-                return None
-            self._unlink(victim)
-            self._drop_used(victim, "evict")
-            self._evicted.append(victim.key)
-        raise AssertionError("unreachable")
+    def _found(self, keys: Sequence[BlockKey]) -> tuple[list[Location | None], list[Resident]]:
+        """Where the keys lie, and the blocks among them; none of them when the lease table has no room."""
+        found: list[Location | None] = []
+        hits: list[Resident] = []
+        for block in map(self._blocks.committed.get, keys):
+            if block is None:
+                found.append(None)
+            else:
+                found.append(block.location)
+                hits.append(block)
+        if hits and not self._leases.room_for(len(hits)):
+            self._counters["refused"] += len(hits)
+            return [None] * len(keys), []
+        return found, hits
 
-    def _largest_gap(self) -> int:
-        """Bytes between pinned extents at most, if all else left. It can only shrink within a call, so once a call is enough."""
-        if self._ceiling is None:
-            pinned = [block for block in self._committed.values() if block.readers]
-            pinned += [*self._reserved.values(), *self._doomed.values()]
-            self._ceiling = self._allocator.largest_between([block.location.offset for block in pinned])
-        return self._ceiling
+    def _grip(
+        self, found: Sequence[Location | None], hits: list[Resident], keys: Sequence[BlockKey], owner: str, deadline_ns: int
+    ) -> Acquired:
+        if not hits:
+            return Acquired(lease_id=0, found=tuple(found))
+        grip = self._blocks.grip
+        for block in hits:
+            grip(block)
+        lease = self._leases.open_read(owner, hits, deadline_ns)
+        self._story.record(self._now_ns, "acquired", lease.id, tuple(keys))
+        return Acquired(lease_id=lease.id, found=tuple(found))
 
-    def _evictable(self, items: Sequence[Reserve]) -> Generator[Resident, None, None]:
-        """Blocks that may go to make room for `items`, in the policy's order. Does nothing until first asked."""
-        named = {item.key for item in items}
-        named.update(item.parent for item in items if item.parent is not None)
-        with closing(self._policy.victims()) as candidates:
-            for key in candidates:
-                block = self._committed.get(key)
-                if block is None:
-                    raise self._story.error("offered for eviction, but not committed", key)
-                if not block.readers and key not in named:
-                    yield block
-
-    # Steps of a block's life
-
-    def _enter(self, item: Reserve, offset: int, lease: Lease) -> None:
-        size = aligned(item.length)
-        block = Resident(item.key, item.parent, item.depth, Location(offset, item.length), size, item.ttl_ns, lease.id)
-        self._move(block, "reserve")
-        self._ledger.reserve(size)
-        self._reserved[item.key] = block
-        self._leases.add_write(lease, block)
-
-    def _publish(self, block: Resident, now_ns: int) -> None:
-        self._move(block, "commit")
-        del self._reserved[block.key]
-        self._committed[block.key] = block
-        self._ledger.unpin(block.size)
+    def _publish(self, block: Resident, now_ns: int, *, dirty: bool) -> None:
+        self._blocks.publish(block)
+        block.committed_ns = block.used_ns = now_ns
+        block.dirty = dirty
         if block.ttl_ns:
             block.expires_ns = now_ns + block.ttl_ns
             self._expiries.set(block.key, block.expires_ns)
             self._due_ns = min(self._due_ns, block.expires_ns)
 
     def _unlink(self, block: Resident) -> None:
-        """Take a committed block out of the index: nobody finds it from here on."""
-        del self._committed[block.key]
-        self._policy.removed(block.key)
+        """A committed block is about to leave the index: out of the order of eviction, without pins, without a ttl."""
+        self._pens.remove(block)
         if block.ttl_ns:
             self._expiries.drop(block.key)
+        if block.soft or block.hard:
+            for pin in self._pins.of(block.key):
+                self._pins.drop(block.key, pin.owner)
+            block.soft = False
+            self._harden(block, False)
 
-    def _drop_used(self, block: Resident, event: str) -> None:
-        """Give back the bytes of an unlinked block that no lease holds."""
-        self._move(block, event)
-        self._ledger.free_used(self._allocator.free(block.location.offset))
+    def _evict(self, block: Resident) -> None:
+        self._unlink(block)
+        self._blocks.drop(block, "evict")
+
+    def _expire(self, block: Resident) -> None:
+        self._unlink(block)
+        self._blocks.drop(block, "expire")
+        self._story.record(self._now_ns, "expired", 0, (block.key,))
+        self._counters["expired"] += 1
 
     def _doom(self, block: Resident) -> None:
-        self._move(block, "doom")
-        self._doomed[block.location.offset] = block
+        self._blocks.doom(block)
         self._story.record(self._now_ns, "doomed", 0, (block.key,))
 
-    def _drain(self, block: Resident) -> None:
-        self._move(block, "drain")
-        del self._doomed[block.location.offset]
-        self._ledger.free_pinned(self._allocator.free(block.location.offset))
+    def _pin(self, key: BlockKey, pin: Pin) -> PinOutcome:
+        block = self._blocks.committed.get(key)
+        if block is None:
+            return PinOutcome.ABSENT
+        if self._pins.get(key, pin.owner) is None and len(self._pins) >= self._limits.max_pins:
+            return PinOutcome.REFUSED
+        if pin.hard and not block.hard:
+            most = self._blocks.ledger.capacity_bytes * self._limits.max_pinned_percent // 100
+            if self._hard_bytes + block.size > most:
+                return PinOutcome.REFUSED
+        self._pins.set(key, pin)
+        self._due_ns = min(self._due_ns, pin.deadline_ns)
+        self._repin(block)
+        return PinOutcome.PINNED
 
-    def _abandon(self, block: Resident) -> None:
-        self._move(block, "abandon")
-        del self._reserved[block.key]
-        self._ledger.free_pinned(self._allocator.free(block.location.offset))
+    def _repin(self, block: Resident) -> None:
+        """Make the block as firm as its pins say now."""
+        pins = self._pins.of(block.key)
+        self._pens.soften(block, bool(pins), self._now_ns)
+        if self._harden(block, any(pin.hard for pin in pins)) and block.expires_ns <= self._now_ns:
+            self._expire(block)
 
-    def _move(self, block: Resident, event: str) -> None:
-        after = TRANSITIONS.get((block.state, event))
-        if after is None:
-            raise self._story.error(f"{event} while {block.state.name}", block.key)
-        block.state = after
+    def _harden(self, block: Resident, hard: bool) -> bool:
+        """Hold the block's bytes for its hard pins, or no longer; True when nothing grips it any more."""
+        if hard == block.hard:
+            return False
+        block.hard = hard
+        self._hard_bytes += block.size if hard else -block.size
+        if hard:
+            self._blocks.grip(block)
+            return False
+        return self._blocks.loosen(block)
 
     # Ends
 
-    def _advance(self, now_ns: int) -> None:
-        """Settle everything that is due at `now_ns`."""
-        self._now_ns = now_ns
+    def _advance(self, now_ns: int) -> int:
+        """Settle everything that is due; the time that counts."""
+        now_ns = self._now_ns = max(now_ns, self._now_ns)
         if now_ns < self._due_ns:
-            return
+            return now_ns
         while (lease := self._leases.due(now_ns)) is not None:
             self._counters["reclaimed_leases"] += 1
             self._end(lease, "lease ran out")
+        while (due := self._pins.pop_due(now_ns)) is not None:
+            self._repin(self._blocks.committed[due[0]])
         while (key := self._expiries.pop_due(now_ns)) is not None:
-            block = self._committed[BlockKey(key)]
-            if not block.readers:
+            block = self._blocks.committed[BlockKey(key)]
+            if not block.grips:
                 self._expire(block)
-        self._due_ns = min(self._leases.first_deadline_ns(), self._expiries.first_ns())
+        self._due_ns = self._first_due_ns()
+        return now_ns
+
+    def _first_due_ns(self) -> int:
+        return min(self._leases.first_deadline_ns(), self._pins.first_deadline_ns(), self._expiries.first_ns())
 
     def _end(self, lease: Lease, why: str) -> None:
         self._leases.end(lease)
         if lease.writes is not None:
             for block in lease.writes.values():
                 if block.state is State.DOOMED:
-                    self._drain(block)
+                    self._blocks.drain(block)
                 else:
-                    self._abandon(block)
+                    self._blocks.abandon(block)
             self._story.record(self._now_ns, f"{why} before its commit", lease.id, tuple(lease.writes))
             return
-        unpinned = 0
-        over: list[Resident] = []
-        for block in lease.reads:
-            block.readers -= 1
-            if block.readers:
-                continue
-            if block.state is State.DOOMED:
-                self._drain(block)
-                continue
-            unpinned += block.size
-            if block.expires_ns <= self._now_ns:
-                over.append(block)
-        self._ledger.unpin(unpinned)
+        loosen = self._blocks.loosen
+        over = [block for block in lease.reads if loosen(block) and block.expires_ns <= self._now_ns]
         for block in over:
             self._expire(block)
         self._story.record(self._now_ns, why, lease.id, [block.key for block in lease.reads])
-
-    def _expire(self, block: Resident) -> None:
-        self._unlink(block)
-        self._drop_used(block, "expire")
-        self._story.record(self._now_ns, "expired", 0, (block.key,))
-        self._counters["expired"] += 1
-
-    # Arguments
 
     def _deadline(self, lease_ns: int, now_ns: int) -> int:
         deadline_ns = now_ns + min(lease_ns, self._limits.max_lease_ns)
         self._due_ns = min(self._due_ns, deadline_ns)
         return deadline_ns
-
-    def _check_call(self, batch: int, owner: str, lease_ns: int) -> None:
-        self._check_batch(batch)
-        self._check_lease_ns(lease_ns)
-        if len(owner) > self._limits.max_owner_chars:
-            raise ConfigError(f"an owner's name has at most {self._limits.max_owner_chars} characters, got {len(owner)}")
-
-    def _check_batch(self, batch: int) -> None:
-        if batch > self._limits.max_blocks_per_call:
-            raise ConfigError(f"{batch} blocks in one call, at most {self._limits.max_blocks_per_call}: split the call")
-
-    def _check_lease_ns(self, lease_ns: int) -> None:
-        if lease_ns <= 0:
-            raise ConfigError(f"lease_ns must be positive, got {lease_ns}")
-
-
-def _check_item(item: Reserve) -> None:
-    key, parent, depth, length, ttl_ns = item
-    if len(key) != KEY_BYTES or (parent is not None and len(parent) != KEY_BYTES):
-        raise ConfigError(f"a key has {KEY_BYTES} bytes; got key {key.hex()}, parent {parent.hex() if parent else None}")
-    if length <= 0 or depth < 0 or ttl_ns < 0 or parent == key:
-        raise ConfigError(f"block {key.hex()}: length must be positive, depth and ttl_ns not negative, parent another block; got {item}")

@@ -5,13 +5,15 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from kvpool.block import BlockKey
+from kvpool.policy.eviction import DEFAULT_PRIORITY
 
 
 class Reserve(NamedTuple):
     """A block somebody wants to write: `length` > 0 bytes of frame, `depth` tokens before it in its chain.
 
     `parent` is the key of the block before it, None for the first of a chain. With `ttl_ns` > 0 the block leaves the pool that
-    long after its commit.
+    long after its commit. `sequence`: tokens of the whole prompt it was computed for, 0 when unknown. `priority` 0..100 says how long
+    it is worth keeping, for `priority_ns` from its commit (0: for ever). Its bytes count against the quota of `tenant`.
     """
 
     key: BlockKey
@@ -19,6 +21,18 @@ class Reserve(NamedTuple):
     depth: int
     length: int
     ttl_ns: int = 0
+    sequence: int = 0
+    priority: int = DEFAULT_PRIORITY
+    priority_ns: int = 0
+    tenant: str = ""
+
+
+class Move(NamedTuple):
+    """Copy `size` bytes from offset `source` to offset `target`; the two never overlap."""
+
+    source: int
+    target: int
+    size: int
 
 
 class Granted(NamedTuple):
@@ -42,12 +56,50 @@ NO_SPACE: Final[Literal[Outcome.NO_SPACE]] = Outcome.NO_SPACE
 Grant = Granted | Outcome
 
 
+class PinOutcome(Enum):
+    """What became of the wish to pin one block."""
+
+    PINNED = "pinned"
+    ABSENT = "absent"
+    REFUSED = "refused"
+
+
+class Pin(NamedTuple):
+    """Somebody's wish to keep a block: soft (evicted last) or hard (not evicted) until `deadline_ns`."""
+
+    owner: str
+    hard: bool
+    deadline_ns: int
+
+
+class Holder(NamedTuple):
+    """A live lease on a block, as an operator sees it."""
+
+    lease_id: int
+    owner: str
+    write: bool
+    deadline_ns: int
+
+
+class Quota(NamedTuple):
+    """What a tenant's blocks take, and may take at most (None: no limit)."""
+
+    used_bytes: int
+    max_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """Answer to `reserve`: one grant an item, in order. `lease_id` is 0 when nothing was granted."""
+    """Answer to `reserve`: one grant an item, in order. `lease_id` is 0 when nothing was granted.
+
+    `moves` are copies inside the arena that must be made, in order, before any of the grants is used. `waiting`: some item got
+    NO_SPACE although room will come when blocks have been written down to a slower tier; ask again then.
+    """
 
     lease_id: int
     grants: tuple[Grant, ...]
+    moves: tuple[Move, ...] = ()
+    waiting: bool = False
 
 
 class Location(NamedTuple):
@@ -79,3 +131,24 @@ class Books:
     blocks: int
     read_leases: int
     write_leases: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockView:
+    """One committed block as an operator sees it. Times are absolute, on the pool's clock; sizes in bytes, padding included."""
+
+    key: BlockKey
+    parent: BlockKey | None
+    depth: int
+    sequence: int
+    location: Location
+    size: int
+    committed_ns: int
+    used_ns: int
+    hits: int
+    expires_ns: int
+    priority: int
+    tenant: str
+    dirty: bool
+    pins: tuple[Pin, ...]
+    holders: tuple[Holder, ...]

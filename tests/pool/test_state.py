@@ -102,7 +102,7 @@ def test_check_after_a_lost_byte_names_the_block_and_its_story() -> None:
     pool = PoolState(64 * 4, PrefixLru())
     put(pool, chain("a", 2))
     lost = keys("a", 2)[1]
-    pool._policy.removed(lost)
+    pool._pens.policy.removed(lost)
     with pytest.raises(InvariantError) as caught:
         pool.check()
     assert lost.hex() in str(caught.value)
@@ -112,15 +112,19 @@ def test_check_after_a_lost_byte_names_the_block_and_its_story() -> None:
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        ("p._committed[K[0]].readers += 1", "1 readers; leases hold it 0 times"),
-        ("p._committed[K[0]].state = State.RESERVED", "indexed as COMMITTED"),
-        ("p._ledger.used_bytes -= 64; p._ledger.free_bytes += 64", "booked"),
-        ("p._allocator.free(p._committed[K[0]].location.offset)", "the allocator says None"),
-        ("p._allocator.allocate(64)", "leaked"),
+        ("p._blocks.committed[K[0]].grips += 1", "1 grips, hard=False; leases hold it 0 times"),
+        ("p._blocks.committed[K[0]].state = State.RESERVED", "indexed as COMMITTED"),
+        ("p._blocks.ledger.used_bytes -= 64; p._blocks.ledger.free_bytes += 64", "booked"),
+        ("p._blocks.allocator.free(p._blocks.committed[K[0]].location.offset)", "the allocator says None"),
+        ("p._blocks.allocator.allocate(64)", "leaked"),
         ("p._leases.references += 1", "references"),
-        ("p._committed[K[0]].expires_ns = 5", "ttl"),
-        ("p._policy.inserted(Arrival(bytes(32), None, 0, 64), 0)", "policy knows 3"),
-        ("p._allocator.free_bytes -= 64", "holes hold"),
+        ("p._blocks.committed[K[0]].expires_ns = 5", "ttl"),
+        ("p._pens.policy.inserted(Arrival(bytes(32), None, 0, 64), 0)", "policy knows 3"),
+        ("p._blocks.allocator.free_bytes -= 64", "holes hold"),
+        ("p._blocks.tenant_bytes[''] = 64", "tenants"),
+        ("p._hard_bytes += 64", "hard pins hold 0"),
+        ("p._blocks.committed[K[0]].soft = True", "soft=True"),
+        ("p._blocks.extents[64] = p._blocks.committed[K[0]]", "lies at its offset|found at 64"),
     ],
 )
 def test_check_finds_every_kind_of_damage(break_it: str, message: str) -> None:
@@ -138,7 +142,7 @@ def test_impossible_transition_raises_with_the_story() -> None:
     pool = PoolState(64 * 4, PrefixLru())
     put(pool, chain("a", 1))
     with pytest.raises(InvariantError, match="commit while COMMITTED"):
-        pool._move(pool._committed[keys("a", 1)[0]], "commit")
+        pool._blocks.publish(pool._blocks.committed[keys("a", 1)[0]])
 
 
 def test_transitions_end_where_they_began_and_skip_no_state() -> None:

@@ -14,13 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
-from kvpool.pool import EXISTS, NO_SPACE, Granted, PoolLimits, PoolState, Reserve
+from kvpool.pool import EXISTS, NO_SPACE, Granted, PinOutcome, PoolLimits, PoolState, Reserve, Reserved
 
 PARENTS = [None, 0, 1, 2, 1, 4, 0, None, 7, 8, 8, None]  # a small forest: block i continues PARENTS[i]
 KEYS = [BlockKey(sha256(b"%d" % i).digest()) for i in range(len(PARENTS))]
 BLOCKS = st.integers(0, len(KEYS) - 1)
 BATCHES = st.lists(BLOCKS, min_size=1, max_size=5)
 TTLS = st.sampled_from([0, 0, 5, 15])
+TENANTS = ("", "t")  # of even and odd blocks
 LENGTHS = st.sampled_from([1, 64, 100, 128, 200, 256, 640])
 
 
@@ -68,6 +69,10 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.committed: dict[int, Copy] = {}
         self.reserved: dict[int, Copy] = {}
         self.leases: dict[int, Held] = {}
+        self.pins: dict[tuple[int, str], tuple[bool, int]] = {}  # (block, owner): (hard, deadline)
+        self.dirty: set[int] = set()
+        self.guarded = False
+        self.quota: int | None = None
 
     # What the model does by itself
 
@@ -75,12 +80,27 @@ class PoolAgainstModel(RuleBasedStateMachine):
         """Leases and ttls that are due."""
         for lease_id in [i for i, held in self.leases.items() if held.deadline <= self.now]:
             self.end(lease_id)
+        for name in [name for name, (_, deadline) in self.pins.items() if deadline <= self.now]:
+            del self.pins[name]
         self.sweep()
 
     def sweep(self) -> None:
         for block, copy in list(self.committed.items()):
-            if copy.expires is not None and copy.expires <= self.now and not self.readers(copy):
-                del self.committed[block]
+            if copy.expires is not None and copy.expires <= self.now and not self.readers(copy) and not self.hard(block):
+                self.lose(block)
+
+    def lose(self, block: int) -> None:
+        """A committed block is gone, and its pins with it."""
+        del self.committed[block]
+        self.dirty.discard(block)
+        for name in [name for name in self.pins if name[0] == block]:
+            del self.pins[name]
+
+    def hard(self, block: int) -> bool:
+        return any(hard for (pinned, _), (hard, _) in self.pins.items() if pinned == block)
+
+    def pinned(self, block: int) -> bool:
+        return any(pinned == block for pinned, _ in self.pins)
 
     def end(self, lease_id: int) -> None:
         held = self.leases.pop(lease_id)
@@ -101,9 +121,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def reserve(self, blocks: list[int], length: int, lease: int, ttl: int) -> None:
         self.settle()
         parents = [PARENTS[block] for block in blocks]
-        items = [Reserve(KEYS[b], None if p is None else KEYS[p], depth(b), length, ttl) for b, p in zip(blocks, parents, strict=True)]
+        items = [
+            Reserve(KEYS[b], None if p is None else KEYS[p], depth(b), length, ttl, tenant=TENANTS[b % 2])
+            for b, p in zip(blocks, parents, strict=True)
+        ]
         before = self.pool.books()
         got = self.pool.reserve(items, owner="w", lease_ns=lease, now_ns=self.now)
+        self.note_moves(got)
         self.note_evictions(set(blocks) | {p for p in parents if p is not None})
         copies: list[Copy] = []
         for block, grant in zip(blocks, got.grants, strict=True):
@@ -113,8 +137,11 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert (got.lease_id != 0) == bool(copies)
         if copies:
             self.leases[got.lease_id] = Held(self.deadline(lease), True, copies)
-        if before.pinned == 0 and parents == [None] and got.grants[0] is NO_SPACE:
-            assert length > before.capacity
+        if self.quota is not None and any(isinstance(g, Granted) and b % 2 for b, g in zip(blocks, got.grants, strict=True)):
+            assert self.pool.quotas()[TENANTS[1]].used_bytes <= self.quota
+        if before.pinned == 0 and parents == [None] and got.grants[0] is NO_SPACE and not self.dirty and not (blocks[0] % 2 and self.quota):
+            assert length > before.capacity or self.quota == 0
+        assert not got.waiting or (self.dirty and NO_SPACE in got.grants)
 
     @rule(block=BLOCKS, length=LENGTHS, ttl=TTLS)
     def put_chain(self, block: int, length: int, ttl: int) -> None:
@@ -132,6 +159,15 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.reserved[block] = copy
         return copy
 
+    def note_moves(self, got: Reserved) -> None:
+        """What the shell does: copy inside the arena, in order. Whoever holds a lease must not notice."""
+        for move in got.moves:
+            self.arena[move.target : move.target + move.size] = self.arena[move.source : move.source + move.size]
+            for copy in self.committed.values():
+                if copy.offset == move.source:
+                    assert not self.readers(copy)
+                    copy.offset = move.target
+
     def note_evictions(self, named: set[int]) -> None:
         """Blocks that are gone after a reserve: none leased, none named, and no head before its tail."""
         present = self.pool.lookup(KEYS, self.now)
@@ -139,9 +175,21 @@ class PoolAgainstModel(RuleBasedStateMachine):
         for block in gone:
             assert not self.readers(self.committed[block])
             assert block not in named
-            del self.committed[block]
+            assert not self.hard(block)
+            assert block not in self.dirty
+        softly = [block for block in gone if self.pinned(block)]
+        if softly and self.quota is None:
+            spared = {b for b in self.committed if b not in gone and not self.pinned(b) and b not in named | self.dirty}
+            assert not [block for block in spared if not self.readers(self.committed[block]) and not self.above_kept(block, gone)]
         for block in gone:
-            assert not [child for child in self.committed if PARENTS[child] == block]
+            pinned = self.pinned(block)
+            assert not [c for c in self.committed if PARENTS[c] == block and c not in gone and self.pinned(c) <= pinned]
+        for block in gone:
+            self.lose(block)
+
+    def above_kept(self, block: int, gone: list[int]) -> bool:
+        """Whether a block stays because a descendant of it does."""
+        return any(block in lineage(other) for other in self.committed if other != block and other not in gone)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), blocks=BATCHES)
@@ -169,6 +217,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
         if self.reserved.get(block) is not copy:
             return False
         self.committed[block] = self.reserved.pop(block)
+        if self.guarded:
+            self.dirty.add(block)
         if copy.ttl:
             copy.expires = self.now + copy.ttl
         return True
@@ -223,8 +273,69 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def discard(self, block: int) -> None:
         there = block in self.committed or block in self.reserved
         assert self.pool.discard(KEYS[block]) == there
-        self.committed.pop(block, None)
+        if block in self.committed:
+            self.lose(block)
         self.reserved.pop(block, None)
+
+    @rule(blocks=BATCHES, owner=st.sampled_from("ab"), hard=st.booleans(), duration=st.integers(1, 60))
+    def pin(self, blocks: list[int], owner: str, hard: bool, duration: int) -> None:
+        self.settle()
+        got = self.pool.pin([KEYS[block] for block in blocks], owner=owner, hard=hard, duration_ns=duration, now_ns=self.now)
+        for block, outcome in zip(blocks, got, strict=True):
+            assert (outcome is PinOutcome.ABSENT) == (block not in self.committed)
+            if outcome is PinOutcome.PINNED:
+                self.pins[block, owner] = (hard, self.now + duration)
+            elif outcome is PinOutcome.REFUSED:
+                held = sum(-(-copy.length // 64) * 64 for b, copy in self.committed.items() if self.hard(b) or b == block)
+                assert hard
+                assert held > len(self.arena) // 2
+        self.sweep()
+
+    @rule(blocks=BATCHES, owner=st.sampled_from("ab"))
+    def unpin(self, blocks: list[int], owner: str) -> None:
+        self.settle()
+        expected = {(block, owner) for block in blocks} & self.pins.keys()
+        assert self.pool.unpin([KEYS[block] for block in blocks], owner=owner, now_ns=self.now) == len(expected)
+        for name in expected:
+            del self.pins[name]
+        self.sweep()
+
+    @rule(on=st.booleans())
+    def guard(self, on: bool) -> None:
+        self.pool.guard(on)
+        self.guarded = on
+        if not on:
+            self.dirty.clear()
+
+    @rule(blocks=BATCHES)
+    def flushed(self, blocks: list[int]) -> None:
+        self.pool.mark([KEYS[block] for block in blocks], dirty=False)
+        self.dirty.difference_update(blocks)
+
+    @rule(quota=st.sampled_from([None, 0, 128, 640, 1280]))
+    def set_quota(self, quota: int | None) -> None:
+        self.pool.set_quota(TENANTS[1], quota)
+        self.quota = quota
+
+    @rule(blocks=BATCHES, lease=st.integers(1, 60))
+    def hold(self, blocks: list[int], lease: int) -> None:
+        """Holding pins like a reader, but is no use of the block."""
+        before = {key: count for key, count in self.pool.counters().items() if key in ("hits", "misses")}
+        self.settle()
+        hits = [self.committed[block] for block in blocks if block in self.committed]
+        got = self.pool.hold([KEYS[block] for block in blocks], owner="h", lease_ns=lease, now_ns=self.now)
+        if got.lease_id:
+            self.leases[got.lease_id] = Held(self.deadline(lease), False, hits)
+        assert {key: count for key, count in self.pool.counters().items() if key in before} == before
+
+    @rule(nbytes=st.integers(1, 2000))
+    def coldest(self, nbytes: int) -> None:
+        """Who would leave next: committed, not held by anyone, each once."""
+        self.settle()
+        named = self.pool.coldest(nbytes, self.now)
+        blocks = [KEYS.index(key) for key in named]
+        assert len(set(blocks)) == len(blocks)
+        assert all(block in self.committed and not self.readers(self.committed[block]) and not self.hard(block) for block in blocks)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), offset=st.integers(0, 30), length=st.integers(0, 6))
@@ -272,6 +383,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything is reclaimable once all leases and ttls have run out."""
         if hasattr(self, "pool"):
+            self.pool.guard(False)
+            self.pool.set_quota(TENANTS[1], None)
             self.pool.tick(self.now + 1000)
             books = self.pool.books()
             assert (books.pinned, books.read_leases, books.write_leases) == (0, 0, 0)

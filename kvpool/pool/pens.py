@@ -1,0 +1,64 @@
+"""The two orders of eviction: blocks as the policy ranks them, and behind all of them the softly pinned ones.
+
+A softly pinned block stands in a pen of its own, so the policy never has to walk over it, and it costs nothing until everything
+else is gone. Within that pen the least recently used leaves first.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import closing
+
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import EvictionPolicy, PrefixLru
+from kvpool.pool.resident import Resident
+
+
+class Pens:
+    """Committed blocks in order of eviction; a block is in exactly one pen, as its `soft` says."""
+
+    __slots__ = ("policy", "softly")
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self.softly = PrefixLru()
+
+    def insert(self, block: Resident, now_ns: int) -> None:
+        """A block was committed, or changed pens."""
+        self._of(block).inserted(block.arrival(), now_ns)
+
+    def touch(self, block: Resident, now_ns: int, sequence: int) -> None:
+        """A reader used the block for a prompt of `sequence` tokens."""
+        self._of(block).touched(block.key, now_ns, sequence)
+
+    def remove(self, block: Resident) -> None:
+        """The block is gone from the index."""
+        self._of(block).removed(block.key)
+
+    def soften(self, block: Resident, soft: bool, now_ns: int) -> None:
+        """Put the block into the pen where it belongs now; it enters as the youngest there."""
+        if block.soft != soft:
+            self.remove(block)
+            block.soft = soft
+            self.insert(block, now_ns)
+
+    def victims(self) -> Generator[BlockKey, None, None]:
+        """The first to leave first; as `EvictionPolicy.victims`."""
+        for pen in (self.policy, self.softly):
+            with closing(pen.victims()) as victims:
+                yield from victims
+
+    def coldest(self, nbytes: int, committed: Mapping[BlockKey, Resident]) -> list[BlockKey]:
+        """Blocks that would leave next to make room for `nbytes`: each victim, then its chain upwards, since that is what follows it."""
+        chosen, left = dict[BlockKey, None](), nbytes
+        with closing(self.victims()) as victims:
+            for key in victims:
+                block: Resident | None = committed[key]
+                while block is not None and not block.grips and block.key not in chosen and left > 0:
+                    chosen[block.key] = None
+                    left -= block.size
+                    block = committed.get(block.parent) if block.parent is not None else None
+                if left <= 0:
+                    break
+        return list(chosen)
+
+    def _of(self, block: Resident) -> EvictionPolicy:
+        return self.softly if block.soft else self.policy
