@@ -183,7 +183,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert not [block for block in spared if not self.readers(self.committed[block]) and not self.above_kept(block, gone)]
         for block in gone:
             pinned = self.pinned(block)
-            assert not [c for c in self.committed if PARENTS[c] == block and c not in gone and self.pinned(c) <= pinned]
+            assert not [c for c in self.committed if PARENTS[c] == block and c not in gone and self.pinned(c) == pinned]
         for block in gone:
             self.lose(block)
 
