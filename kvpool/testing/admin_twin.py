@@ -51,14 +51,24 @@ class MemoryAdmin:
 
     # What clients and bad luck do
 
-    def put(self, keys: Sequence[bytes], *, length: int = 4096, n_tokens: int = 16, tenant: str = "", ttl_ms: int | None = None) -> None:
-        """Store a chain."""
-        now_ns, parent = self._clock.now_ns(), b""
+    def put(
+        self,
+        keys: Sequence[bytes],
+        *,
+        parent: bytes = b"",
+        depth: int = 0,
+        length: int = 4096,
+        n_tokens: int = 16,
+        tenant: str = "",
+        ttl_ms: int | None = None,
+    ) -> None:
+        """Store a chain, or the part of one that goes on after `depth` tokens behind the block `parent`."""
+        now_ns = self._clock.now_ns()
         for index, key in enumerate(map(BlockKey, keys)):
             self.blocks[key] = TwinBlock(
                 length=length,
                 parent=parent,
-                depth=index * n_tokens,
+                depth=depth + index * n_tokens,
                 n_tokens=n_tokens,
                 tenant=tenant,
                 stored_ns=now_ns,
