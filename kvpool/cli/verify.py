@@ -90,7 +90,8 @@ def _progress(quiet: bool) -> Iterator["Callable[[str, int], Callable[[Tally], N
     from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    amount = DownloadColumn(binary_units=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty()) as bars:
 
         def add_bar(name: str, total: int) -> "Callable[[Tally], None]":

@@ -40,11 +40,14 @@ class AdminHandler(Protocol):
         ...
 
     async def evict(self, keys: Sequence[BlockKey], *, dry_run: bool) -> Sequence[a.EvictOutcome]:
-        """Remove the blocks from every tier (durable ones included); one outcome a key. A dry run changes nothing."""
+        """Remove the blocks from every tier (durable ones included); one outcome a key. A dry run changes nothing.
+
+        A lease doesn't stop it (HELD), nor does a soft pin; a hard pin does (PINNED). A block being written is unlinked too.
+        """
         ...
 
     async def pin(self, keys: Sequence[BlockKey], *, hard: bool, duration_ms: int, owner: str) -> Sequence[a.PinOutcome]:
-        """Pin for `duration_ms` from now; one outcome a key. The same owner pinning again replaces its own pin."""
+        """Pin for `duration_ms` from now; one outcome a key. The same owner pinning again replaces its own pin, hard or soft."""
         ...
 
     async def unpin(self, keys: Sequence[BlockKey], *, owner: str) -> int:
@@ -66,7 +69,8 @@ class AdminHandler(Protocol):
     async def verify(self, tier: str, *, cursor: str, max_bytes: int) -> a.VerifyReport:
         """Check the next blocks of `tier` after `cursor` ("": from the start), `max_bytes` of them or the one block that is more.
 
-        `ConfigError` for a tier that isn't there, or a cursor that isn't its.
+        Checking is no use of a block. A corrupt one is dropped whoever pins it. `ConfigError` for a tier that isn't there, or a
+        cursor that isn't its.
         """
         ...
 
