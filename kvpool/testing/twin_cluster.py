@@ -11,11 +11,11 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import click
 import grpc.aio
 from click.testing import CliRunner, Result
 
 from kvpool.block import chain_keys
-from kvpool.cli.main import cli
 from kvpool.cluster import Membership, open_membership
 from kvpool.testing.admin_twin import MemoryAdmin
 from kvpool.testing.membership_kit import until
@@ -60,9 +60,10 @@ class RouterPages(BaseHTTPRequestHandler):
 
 
 class TwinCluster:
-    """The cluster; `a` and `b` are its nodes' twins. `run` and `json` run a `kvpool` command in it."""
+    """The cluster; `a` and `b` are its nodes' twins. `run` and `json` run `program`, a group of commands, in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: click.Command) -> None:
+        self._program = program
         self.url = f"memory://admin-{uuid.uuid4().hex[:8]}"
         self.membership: Membership = open_membership(self.url)
         self.a, self.b = MemoryAdmin(NodeIdentity(A, 7)), MemoryAdmin(NodeIdentity(B, 8))
@@ -91,8 +92,8 @@ class TwinCluster:
         until(self.membership, lambda view: identity.node_id in {member.id for member in view})
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
-        """Run `kvpool` with `arguments` in this cluster."""
-        return CliRunner().invoke(cli, [*arguments, "--cluster", self.url], input=stdin, env={"COLUMNS": "200"})
+        """Run the program with `arguments` and this cluster's URL."""
+        return CliRunner().invoke(self._program, [*arguments, "--cluster", self.url], input=stdin, env={"COLUMNS": "200"})
 
     def json(self, *arguments: str, exit_code: int = 0, stdin: str | None = None) -> Any:
         """What it prints with --json, after checking its exit code."""

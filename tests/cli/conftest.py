@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.cli.main import cli
 from kvpool.cli.procs import ClusterOptions, ProcessSpec
 from kvpool.testing.twin_cluster import TwinCluster
 
@@ -87,6 +88,6 @@ def _own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def twins() -> Iterator[TwinCluster]:
     """A cluster of in-memory twins of pool nodes, to run commands in."""
-    cluster = TwinCluster()
+    cluster = TwinCluster(cli)
     yield cluster
     cluster.close()
