@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from kvpool.block import BlockKey
 from kvpool.request import admin as a
 from kvpool.testing.twin_cluster import KEYS, STRANGER, TEXT, A, B, TwinCluster
+from kvpool.wire.fence import NodeIdentity
 
 
 def outcomes(answer: Any) -> list[dict[str, str]]:
@@ -30,7 +33,7 @@ def test_evict_prefix_removes_all_copies_and_a_dry_run_none(twins: TwinCluster) 
     assert "3 of 3 blocks are absent" in again.output
 
 
-def test_evict_goes_from_the_tail_to_the_head(twins: TwinCluster) -> None:
+def test_evict_goes_from_the_tail_to_the_head(twins: TwinCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted at any point, what is left is a prefix that can be used."""
     seen: list[BlockKey] = []
     real = twins.b.evict
@@ -39,7 +42,7 @@ def test_evict_goes_from_the_tail_to_the_head(twins: TwinCluster) -> None:
         seen.extend(keys)
         return await real(keys, dry_run=dry_run)
 
-    twins.b.evict = evict  # type: ignore[method-assign]
+    monkeypatch.setattr(twins.b, "evict", evict)
     twins.json("evict", "--prefix", TEXT)
     assert seen == KEYS[::-1]
 
@@ -57,3 +60,19 @@ def test_evict_of_leased_and_pinned_blocks_says_what_stays(twins: TwinCluster) -
     assert result.exit_code == 3
     for piece in ("nothing was changed", "1 kept by hard pins", "pinned", "bbbbbbbb"):
         assert piece in result.output
+
+
+def test_evict_that_stopped_half_way_tells_what_was_done(twins: TwinCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that goes away between two batches has an outcome for the first and an error for the rest, and hides nobody else's."""
+    monkeypatch.setattr("kvpool.request.admin.MAX_ADMIN_KEYS", 2)
+    real = twins.b.evict
+
+    async def evict(keys: Sequence[BlockKey], *, dry_run: bool) -> list[a.EvictOutcome]:
+        done = await real(keys, dry_run=dry_run)
+        twins.b.identity = NodeIdentity(B, 99)  # it restarts
+        return done
+
+    monkeypatch.setattr(twins.b, "evict", evict)
+    answer = twins.json("evict", "--prefix", TEXT, exit_code=2)
+    assert outcomes(answer) == [{A: "evicted"}, {A: "evicted", B: "evicted"}, {A: "absent", B: "evicted"}]
+    assert list(answer["errors"]) == [B]

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvpool.testing.twin_cluster import KEYS, STRANGER, TEXT, A, B, TwinCluster
+from kvpool.block import chain_keys
+from kvpool.request.admin import MAX_INSPECT_KEYS
+from kvpool.testing.twin_cluster import KEYS, ROOT, STRANGER, TEXT, A, B, TwinCluster
 
 
 def hexes(keys: Sequence[bytes]) -> list[str]:
@@ -75,3 +77,14 @@ def test_inspect_of_what_is_nowhere_says_absent(twins: TwinCluster) -> None:
     assert twins.json("inspect", "--prefix", TEXT, "--chat")["blocks"][0]["copies"] == []
     assert len(twins.json("inspect", "--prefix", "-", stdin=TEXT)["blocks"][2]["copies"]) == 1
     assert twins.json("inspect", "--prefix", "")["blocks"] == []
+
+
+def test_inspect_of_a_long_text_asks_in_batches(twins: TwinCluster) -> None:
+    """More blocks than fit one call; none is lost at the seam, each answer stays with its key."""
+    text = "x" * (16 * MAX_INSPECT_KEYS + 1)
+    keys = chain_keys(ROOT, [ord("x")] * len(text), 16, tail=True)
+    twins.a.put(keys[MAX_INSPECT_KEYS - 1 :], depth=16 * (MAX_INSPECT_KEYS - 1))
+    blocks = twins.json("inspect", "--prefix", text)["blocks"]
+    assert [block["key"] for block in blocks] == hexes(keys)
+    assert [index for index, block in enumerate(blocks) if block["copies"]] == [MAX_INSPECT_KEYS - 1, MAX_INSPECT_KEYS]
+    assert blocks[-1]["copies"][0]["depth"] == blocks[-1]["tokens"][0] == 16 * MAX_INSPECT_KEYS
