@@ -126,7 +126,7 @@ class Judge:
                 seen.add(item.key)
                 if not truth.is_free(grant.offset, item.length):
                     raise Violation(f"{self.name(item.key)} was granted {grant.offset}+{item.length}, which is somebody's")
-                copy = Copy(item.key, grant.offset, item.length, item.ttl_ns, item.tenant, answer.lease_id)
+                copy = Copy(item, grant.offset, answer.lease_id)
                 truth.grant(copy)
                 copies.append(copy)
             else:
@@ -211,7 +211,7 @@ class Judge:
 
     def same_order(self, pool: PoolState, before: list[BlockKey]) -> None:
         """A probe has changed no order; it may have settled what was due."""
-        if self.order_of(pool) != [key for key in before if key in self.truth.committed]:
+        if len(before) == len(self.truth.committed) and self.order_of(pool) != before:
             raise Violation("a probe changed the order of eviction")
 
     def discarded(self, key: BlockKey, answer: bool) -> None:
@@ -327,16 +327,19 @@ class Judge:
         return gone
 
     def _softness(self, gone: list[Copy], named: set[BlockKey | None]) -> None:
-        """A softly pinned block leaves only when nothing else could."""
+        """A softly pinned block leaves only when nothing else could. Heads of what stays may be kept for its sake."""
         truth = self.truth
         soft = [copy for copy in gone if copy.pins]
-        others = [
-            c for c in truth.committed.values() if not c.pins and not c.grips and not c.dirty and c.key not in named and c not in gone
-        ]
-        if soft and others and not truth.quotas:
-            raise Violation(f"softly pinned {self.name(soft[0].key)} was evicted before {self.name(others[0].key)}")
         if truth.pins and not soft:
             self.coverage.hit("soft pin outlived others")
+        if not soft or truth.quotas:
+            return
+        left = {copy.key for copy in gone}
+        heads = {copy.parent for copy in truth.committed.values() if copy.key not in left}
+        for copy in truth.committed.values():
+            free = not copy.pins and not copy.grips and not copy.dirty
+            if free and copy.key not in named and copy.key not in left and copy.key not in heads:
+                raise Violation(f"softly pinned {self.name(soft[0].key)} was evicted before {self.name(copy.key)}")
 
     def _moves(self, answer: Reserved) -> None:
         """Relocated copies were nobody's to hold; where they went was free."""

@@ -29,7 +29,11 @@ def fill(client: Client, names: dict[BlockKey, str]) -> Steps:
     node = client.node
     for key, length in _fresh(client, names):
         node.judge.watch(tuple(names))
-        answer = yield "reserve", (client.owner, client.world.limits.max_lease_ns, [Reserve(key, None, 0, length)]), client.meant
+        answer = yield (
+            "reserve",
+            (client.owner, client.world.limits.max_lease_ns, [Reserve(key, None, 0, length, tenant="fresh")]),
+            client.meant,
+        )
         grant = answer.grants[0] if answer is not None else None
         if not isinstance(grant, Granted):
             raise Violation(f"a healed pool of {node.pool.books()} answers {grant} for {length} bytes")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kvpool.block import BlockKey
 from kvpool.errors import UnavailableError
 from kvpool.policy.eviction import make_policy
-from kvpool.pool import Acquired, PinOutcome, PoolState, Reserve, Reserved
+from kvpool.pool import Acquired, Move, PinOutcome, PoolState, Reserve, Reserved
 from kvpool.testing.sim import frames
 from kvpool.testing.sim.judge import Judge
 from kvpool.testing.sim.loop import Loop
@@ -146,7 +146,7 @@ class Node:
     def lookup(self, keys: Sequence[BlockKey]) -> bytes:
         """A probe."""
         self._probes += 1
-        before = self.judge.order_of(self.pool) if self._probes % 64 == 1 else None
+        before = self.judge.order_of(self.pool) if self._probes % 16 == 1 else None
         answer = self.pool.lookup(keys, self.now_ns())
         self.judge.looked_up(keys, answer)
         if before is not None:
@@ -157,12 +157,16 @@ class Node:
         """Room to write; blocks that had to move are copied before anybody hears of it."""
         now_ns = self.now_ns()
         answer = self.pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=now_ns)
-        view = self.arena.view
-        for move in answer.moves:
-            view[move.target : move.target + move.size] = view[move.source : move.source + move.size]
+        self.relocate(answer.moves)
         self.judge.reserved(self.pool, items, lease_ns, answer, self.loop.now_ns)
         self.digest += sum(getattr(grant, "offset", 1) for grant in answer.grants)
         return answer
+
+    def relocate(self, moves: Sequence[Move]) -> None:
+        """Copy blocks that were given another place, in order."""
+        view = self.arena.view
+        for source, target, size in moves:
+            view[target : target + size] = view[source : source + size]
 
     def commit(self, lease_id: int, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
         """Publish."""

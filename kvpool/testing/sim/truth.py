@@ -8,6 +8,7 @@ which leases have run out, which copies are gone by their ttl, what is pinned, w
 from heapq import heappop, heappush
 
 from kvpool.block import BlockKey
+from kvpool.pool import Reserve
 from kvpool.testing.sim.world import UNIT
 
 RESERVED, COMMITTED, DOOMED, GONE = "reserved", "committed", "doomed", "gone"
@@ -19,15 +20,31 @@ class Copy:
     and one more when a hard pin is among its pins (`hard`).
     """
 
-    __slots__ = ("dirty", "expires_ns", "grips", "hard", "key", "length", "offset", "pins", "state", "tenant", "ttl_ns", "units", "writer")
+    __slots__ = (
+        "dirty",
+        "expires_ns",
+        "grips",
+        "hard",
+        "key",
+        "length",
+        "offset",
+        "parent",
+        "pins",
+        "state",
+        "tenant",
+        "ttl_ns",
+        "units",
+        "writer",
+    )
 
-    def __init__(self, key: BlockKey, offset: int, length: int, ttl_ns: int, tenant: str, writer: int) -> None:
-        self.key = key
+    def __init__(self, item: Reserve, offset: int, writer: int) -> None:
+        self.key = item.key
+        self.parent = item.parent
         self.offset = offset
-        self.length = length
-        self.units = -(-length // UNIT)
-        self.ttl_ns = ttl_ns
-        self.tenant = tenant
+        self.length = item.length
+        self.units = -(-item.length // UNIT)
+        self.ttl_ns = item.ttl_ns
+        self.tenant = item.tenant
         self.writer = writer
         self.state = RESERVED
         self.expires_ns = NEVER_NS

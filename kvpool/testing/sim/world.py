@@ -147,7 +147,7 @@ def draw_world(seed: int) -> World:
         quota_bytes=capacity // rng.randint(2, 5),
         network=_draw_network(rng),
         clients=clients,
-        faults=_draw_faults(rng),
+        faults=_draw_faults(rng, clients.think_ns),
     )
 
 
@@ -217,7 +217,7 @@ def _draw_clients(rng: Random, tenants: Sequence[str]) -> ClientDraw:
         streaming=rng.choice((0.0, 0.0, 0.3, 1.0)),
         weights=(
             ("put", rng.choice((2, 5, 10))),
-            ("get", rng.choice((3, 6, 12))),
+            ("get", rng.choice((4, 8, 16))),
             ("probe", rng.choice((0, 1, 3))),
             ("pin", rng.choice((0, 0, 1, 2))),
             ("unpin", rng.choice((0, 0, 1))),
@@ -226,18 +226,20 @@ def _draw_clients(rng: Random, tenants: Sequence[str]) -> ClientDraw:
     )
 
 
-def _draw_faults(rng: Random) -> FaultDraw:
-    def maybe(chance: float, *choices: int) -> int:
-        return rng.choice(choices) if rng.random() < chance else 0
+def _draw_faults(rng: Random, think_ns: int) -> FaultDraw:
+    """Means are multiples of how long clients think, so that fast and slow worlds see about as many faults."""
+
+    def maybe(chance: float, *thinks: int) -> int:
+        return rng.choice(thinks) * think_ns if rng.random() < chance else 0
 
     return FaultDraw(
-        client_crash_ns=maybe(0.5, 10 * MS, 40 * MS),
-        client_stop_ns=maybe(0.6, 5 * MS, 20 * MS),
-        stop_for_ns=rng.choice((1, 5, 30)) * MS,
-        node_crash_ns=maybe(0.4, 20 * MS, 60 * MS),
-        node_down_ns=rng.choice((100 * US, 5 * MS)),
-        bit_flip_ns=maybe(0.4, 2 * MS, 10 * MS),
-        clock_jump_ns=maybe(0.4, 5 * MS, 20 * MS),
-        discard_ns=maybe(0.3, 3 * MS, 10 * MS),
-        audit_every=rng.choice((1, 16, 64, 64)),
+        client_crash_ns=maybe(0.5, 20, 80),
+        client_stop_ns=maybe(0.6, 10, 40),
+        stop_for_ns=rng.choice((2, 10, 30)) * think_ns,
+        node_crash_ns=maybe(0.4, 40, 120),
+        node_down_ns=rng.choice((1, 5)) * think_ns,
+        bit_flip_ns=maybe(0.4, 3, 15),
+        clock_jump_ns=maybe(0.4, 10, 40),
+        discard_ns=maybe(0.3, 8, 30),
+        audit_every=rng.choice((1, 4, 16, 16)),
     )

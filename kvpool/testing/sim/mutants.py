@@ -1,0 +1,287 @@
+"""Defects on purpose: each mutant breaks one promise in the real core or around it, and the simulation must notice.
+
+Theory. A checker is worth what it catches. A mutant is a set of replaced attributes, applied for the time of a `with` block; `seeds` is
+within how many seeds, counting from 0, some world must end in a violation. Most mutants change the core itself, some what stands around
+it: the node's fence and clock, the copying of moved blocks, what a reader checks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.block import BlockKey
+from kvpool.pool import PoolState
+from kvpool.pool.blocks import Blocks
+from kvpool.pool.leases import Leases
+from kvpool.pool.pens import Pens
+from kvpool.pool.pins import Pins
+from kvpool.pool.quotas import Quotas
+from kvpool.pool.resident import Resident, State
+from kvpool.pool.room import Room
+from kvpool.testing.sim import frames, node
+from kvpool.testing.sim.run import Verdict, run_seed
+from kvpool.wire.fence import NodeIdentity
+
+Patch = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One defect: what it is called, what it does, within how many seeds it dies, and how it is made."""
+
+    name: str
+    what: str
+    seeds: int
+    patches: Callable[[], Sequence[Patch]]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The defect is in place during the block."""
+        before: list[Patch] = []
+        try:
+            for target, name, value in self.patches():
+                before.append((target, name, target.__dict__[name]))
+                setattr(target, name, value)
+            yield
+        finally:
+            for target, name, value in reversed(before):
+                setattr(target, name, value)
+
+    def hunt(self, events: int, seeds: int | None = None) -> Verdict | None:
+        """The first seed that notices, None when none of them does."""
+        with self.applied():
+            for seed in range(seeds or self.seeds):
+                verdict = run_seed(seed, events)
+                if verdict.violation:
+                    return verdict
+        return None
+
+
+def _late_commit() -> Sequence[Patch]:
+    commit = PoolState.commit
+
+    def late(self: PoolState, lease_id: int, keys: Sequence[BlockKey], now_ns: int, **options: bool) -> tuple[bool, ...]:
+        return commit(self, lease_id, keys, 0, **options)
+
+    return [(PoolState, "commit", late)]
+
+
+def _leak() -> Sequence[Patch]:
+    def abandon(self: Blocks, block: Resident) -> None:
+        self._step(block, "abandon")
+        del self.reserved[block.key]
+
+    return [(Blocks, "abandon", abandon)]
+
+
+def _double_free() -> Sequence[Patch]:
+    drop = Blocks.drop
+
+    def twice(self: Blocks, block: Resident, event: str) -> None:
+        drop(self, block, event)
+        if event == "expire":
+            self.allocator.free(block.location.offset)
+
+    return [(Blocks, "drop", twice)]
+
+
+def _leased_evicted() -> Sequence[Patch]:
+    evictable = Room._evictable
+
+    def blind(self: Room) -> Iterator[Resident]:
+        for key in list(self._pens.victims()):
+            block = self._blocks.committed.get(key)
+            if block is not None and block.grips == 1 and not block.hard and key not in self._named:
+                self._blocks.loosen(block)
+                yield block
+        yield from evictable(self)
+
+    return [(Room, "_evictable", blind)]
+
+
+def _named_evicted() -> Sequence[Patch]:
+    start = Room.__init__
+
+    def forget(self: Room, *arguments: Any) -> None:
+        start(self, *arguments)
+        self._named = {item.key for item in arguments[0]}
+
+    return [(Room, "__init__", forget)]
+
+
+def _ttl_under_reader() -> Sequence[Patch]:
+    advance = PoolState._advance
+
+    def hasty(self: PoolState, now_ns: int) -> int:
+        for block in list(self._blocks.committed.values()):
+            if block.expires_ns <= now_ns and block.grips and not block.hard:
+                self._unlink(block)
+                self._doom(block)
+        return advance(self, now_ns)
+
+    return [(PoolState, "_advance", hasty)]
+
+
+def _doomed_early() -> Sequence[Patch]:
+    doom = Blocks.doom
+
+    def early(self: Blocks, block: Resident) -> None:
+        doom(self, block)
+        self.ledger.free_pinned(self._free(block))
+
+    return [(Blocks, "doom", early), (Blocks, "drain", lambda self, block: self._step(block, "drain"))]
+
+
+def _counted_twice() -> Sequence[Patch]:
+    commit = PoolState.commit
+
+    def twice(self: PoolState, lease_id: int, keys: Sequence[BlockKey], now_ns: int, **options: bool) -> tuple[bool, ...]:
+        there = [key in self._blocks.committed for key in keys]
+        answer = commit(self, lease_id, keys, now_ns, **options)
+        self._counters["inserted"] += sum(done and before for done, before in zip(answer, there, strict=True))
+        return answer
+
+    return [(PoolState, "commit", twice)]
+
+
+def _probe_is_a_use() -> Sequence[Patch]:
+    lookup = PoolState.lookup
+
+    def touching(self: PoolState, keys: Sequence[BlockKey], now_ns: int) -> bytes:
+        answer = lookup(self, keys, now_ns)
+        for key in keys:
+            if key in self._blocks.committed:
+                self._pens.touch(self._blocks.committed[key], now_ns, 0)
+        return answer
+
+    return [(PoolState, "lookup", touching)]
+
+
+def _renewal_shortens() -> Sequence[Patch]:
+    return [(Leases, "extend", lambda self, lease_id, deadline_ns: self._deadlines.set(lease_id, deadline_ns))]
+
+
+def _ids_again() -> Sequence[Patch]:
+    end = Leases.end
+
+    def forget(self: Leases, lease: Any) -> None:
+        end(self, lease)
+        if not self._by_id:
+            self._last_id = 0
+
+    return [(Leases, "end", forget)]
+
+
+def _quota_off_by_one() -> Sequence[Patch]:
+    def allow(self: Quotas, tenant: str, size: int) -> bool:
+        quota = self.max_bytes.get(tenant)
+        return quota is None or self._used.get(tenant, 0) < quota
+
+    return [(Quotas, "allow", allow)]
+
+
+def _hard_pin_evicted() -> Sequence[Patch]:
+    return [(PoolState, "_harden", lambda self, block, hard: False)]
+
+
+def _pin_for_ever() -> Sequence[Patch]:
+    return [(Pins, "pop_due", lambda self, now_ns: None)]
+
+
+def _soft_pin_first() -> Sequence[Patch]:
+    def victims(self: Pens) -> Iterator[BlockKey]:
+        yield from self.softly.victims()
+        yield from self.policy.victims()
+
+    return [(Pens, "victims", victims)]
+
+
+def _suspect_kept() -> Sequence[Patch]:
+    discard = PoolState.discard
+
+    def keep(self: PoolState, key: BlockKey) -> bool:
+        block = self._blocks.committed.get(key)
+        return True if block is not None and block.grips else discard(self, key)
+
+    return [(PoolState, "discard", keep)]
+
+
+def _ranges_unchecked() -> Sequence[Patch]:
+    return [(PoolState, "leased_ranges", lambda self, lease_id, ranges, write=None: True)]
+
+
+def _limits_ignored() -> Sequence[Patch]:
+    return [(Leases, "room_for", lambda self, references: True)]
+
+
+def _no_key_check() -> Sequence[Patch]:
+    opens = frames.opens
+    return [(frames, "opens", lambda frame, key: opens(frame, BlockKey(frame[8:40])))]
+
+
+def _no_checksum() -> Sequence[Patch]:
+    return [(frames, "opens", lambda frame, key: frame[8:40] == key)]
+
+
+def _no_fence() -> Sequence[Patch]:
+    return [(node, "check", lambda metadata, me, needed: None)]
+
+
+def _same_incarnation() -> Sequence[Patch]:
+    start = node.Node.start
+
+    def again(self: node.Node) -> None:
+        start(self)
+        self.identity = NodeIdentity("n0", 1)
+
+    return [(node.Node, "start", again)]
+
+
+def _wall_clock() -> Sequence[Patch]:
+    return [(node.Node, "now_ns", lambda self: self.wall_ns())]
+
+
+def _moved_without_bytes() -> Sequence[Patch]:
+    return [(node.Node, "relocate", lambda self, moves: None)]
+
+
+def _reserved_is_visible() -> Sequence[Patch]:
+    enter = Blocks.reserve
+
+    def visible(self: Blocks, *arguments: Any) -> Resident:
+        block = enter(self, *arguments)
+        block.state = State.COMMITTED
+        self.committed[block.key] = block
+        return block
+
+    return [(Blocks, "reserve", visible)]
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(name="late commit", what="a commit after its lease's end is accepted", seeds=10, patches=_late_commit),
+    Mutant(name="leak", what="an abandoned reservation keeps its bytes", seeds=10, patches=_leak),
+    Mutant(name="double free", what="an expired block's bytes are given back twice", seeds=10, patches=_double_free),
+    Mutant(name="leased evicted", what="a block with one reader is evicted", seeds=10, patches=_leased_evicted),
+    Mutant(name="parent evicted", what="a block is evicted for the sake of its own child", seeds=10, patches=_named_evicted),
+    Mutant(name="ttl under reader", what="a ttl ends a leased block", seeds=10, patches=_ttl_under_reader),
+    Mutant(name="doomed early", what="a discarded block's bytes are given back under its readers", seeds=10, patches=_doomed_early),
+    Mutant(name="counted twice", what="a repeated commit counts again", seeds=10, patches=_counted_twice),
+    Mutant(name="probe is a use", what="a lookup changes the order of eviction", seeds=10, patches=_probe_is_a_use),
+    Mutant(name="renewal shortens", what="a renewal may bring a deadline forward", seeds=10, patches=_renewal_shortens),
+    Mutant(name="ids again", what="lease ids are used again", seeds=10, patches=_ids_again),
+    Mutant(name="quota off by one", what="a tenant may exceed its quota by a block", seeds=10, patches=_quota_off_by_one),
+    Mutant(name="hard pin evicted", what="a hard pin holds nothing", seeds=10, patches=_hard_pin_evicted),
+    Mutant(name="pin for ever", what="a pin's deadline is ignored", seeds=10, patches=_pin_for_ever),
+    Mutant(name="soft pin first", what="softly pinned blocks leave first", seeds=10, patches=_soft_pin_first),
+    Mutant(name="suspect kept", what="a damaged block that is being read is not dropped", seeds=10, patches=_suspect_kept),
+    Mutant(name="ranges unchecked", what="bytes move over the control connection under any lease", seeds=10, patches=_ranges_unchecked),
+    Mutant(name="limits ignored", what="the lease table has no bound", seeds=10, patches=_limits_ignored),
+    Mutant(name="reserved is visible", what="a block is found before its commit", seeds=10, patches=_reserved_is_visible),
+    Mutant(name="no key check", what="a reader takes another block's frame", seeds=10, patches=_no_key_check),
+    Mutant(name="no checksum", what="a reader takes a damaged frame", seeds=10, patches=_no_checksum),
+    Mutant(name="no fence", what="a node serves calls meant for its last life", seeds=10, patches=_no_fence),
+    Mutant(name="same incarnation", what="two lives of a node have one incarnation", seeds=10, patches=_same_incarnation),
+    Mutant(name="wall clock", what="leases are timed by a clock that jumps", seeds=10, patches=_wall_clock),
+    Mutant(name="moved without bytes", what="a relocated block's bytes stay behind", seeds=10, patches=_moved_without_bytes),
+)
