@@ -133,11 +133,10 @@ def _check_pins(parts: Parts) -> None:
 
 def _check_pens(parts: Parts) -> None:
     committed, pens = parts.blocks.committed, parts.pens
-    softly = 0
     for key, block in committed.items():
-        softly += block.soft
-        if key not in (pens.softly if block.soft else pens.policy):
+        pen = pens.softly if block.soft else pens.passing if block.passing else pens.policy
+        if key not in pen:
             raise parts.story.error("committed, but the eviction policy doesn't know it", key)
-    known = len(pens.policy) + len(pens.softly)
-    if known != len(committed) or len(pens.softly) != softly:
+    known = len(pens.policy) + len(pens.softly) + len(pens.passing)
+    if known != len(committed):
         raise InvariantError(f"the eviction policy knows {known} blocks, {len(committed)} are committed")

@@ -1,7 +1,8 @@
-"""The two orders of eviction: blocks as the policy ranks them, and behind all of them the softly pinned ones.
+"""The orders of eviction: passing blocks first, then blocks as the policy ranks them, behind all the softly pinned ones.
 
-A softly pinned block stands in a pen of its own, so the policy never has to walk over it, and it costs nothing until everything
-else is gone. Within that pen the least recently used leaves first.
+A *passing* block was fetched from a slower tier for one reading and hasn't shown yet that it comes back; it leaves before anything else,
+so that a scan over the slower tier doesn't empty the faster one. A *softly pinned* block stands in a pen of its own, so the policy never
+has to walk over it, and it costs nothing until everything else is gone. Within these two pens the least recently used leaves first.
 """
 
 from collections.abc import Generator, Mapping
@@ -13,12 +14,13 @@ from kvpool.pool.resident import Resident
 
 
 class Pens:
-    """Committed blocks in order of eviction; a block is in exactly one pen, as its `soft` says."""
+    """Committed blocks in order of eviction; a block is in exactly one pen, as its `soft` and `passing` say."""
 
-    __slots__ = ("policy", "softly")
+    __slots__ = ("passing", "policy", "softly")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
+        self.passing = PrefixLru()
         self.softly = PrefixLru()
 
     def insert(self, block: Resident, now_ns: int) -> None:
@@ -40,9 +42,16 @@ class Pens:
             block.soft = soft
             self.insert(block, now_ns)
 
+    def admit(self, block: Resident, now_ns: int) -> None:
+        """A passing block has come back: it stays as long as the policy says."""
+        if block.passing:
+            self.remove(block)
+            block.passing = False
+            self.insert(block, now_ns)
+
     def victims(self) -> Generator[BlockKey, None, None]:
         """The first to leave first; as `EvictionPolicy.victims`."""
-        for pen in (self.policy, self.softly):
+        for pen in (self.passing, self.policy, self.softly):
             with closing(pen.victims()) as victims:
                 yield from victims
 
@@ -61,4 +70,4 @@ class Pens:
         return list(chosen)
 
     def _of(self, block: Resident) -> EvictionPolicy:
-        return self.softly if block.soft else self.policy
+        return self.softly if block.soft else self.passing if block.passing else self.policy

@@ -21,11 +21,13 @@ class Resident:
 
     `size` is what the allocator took for `location.length`; `grips` counts references of read leases and hard pins; `writer` is the id
     of the write lease it was reserved under; `expires_ns` is set at commit when it has a ttl. `dirty`: a slower tier is to have it
-    and has not yet. `soft`: it is in the pen of softly pinned blocks; `hard`: one of its grips is for hard pins.
+    and has not yet. `soft`: it is in the pen of softly pinned blocks; `hard`: one of its grips is
+    for hard pins; `passing`: it was fetched from a slower tier for one reading (`pens.py`).
     """
 
     __slots__ = (
-        "committed_ns", "depth", "dirty", "expires_ns", "grips", "hard", "hits", "key", "location", "parent", "priority", "priority_ns",
+        "committed_ns", "depth", "dirty", "expires_ns", "grips", "hard", "hits",
+        "key", "location", "parent", "passing", "priority", "priority_ns",
         "sequence", "size", "soft", "state", "tenant", "ttl_ns", "used_ns", "writer",
     )  # fmt: skip
 
@@ -40,7 +42,7 @@ class Resident:
         self.committed_ns = self.used_ns = 0
         self.expires_ns = NEVER_NS
         self.dirty = False
-        self.soft = self.hard = False
+        self.soft = self.hard = self.passing = False
 
     def arrival(self) -> Arrival:
         """What an eviction policy is told of it."""

@@ -45,10 +45,10 @@ from kvpool.pool.allocator import aligned
 from kvpool.pool.audit import Parts, audit
 from kvpool.pool.blocks import Blocks
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
+from kvpool.pool.keeper import Keeper
 from kvpool.pool.leases import Lease, Leases
 from kvpool.pool.limits import PoolLimits
 from kvpool.pool.pens import Pens
-from kvpool.pool.pins import Pins
 from kvpool.pool.quotas import Quotas
 from kvpool.pool.resident import Resident, State
 from kvpool.pool.room import Room
@@ -88,11 +88,11 @@ class PoolState:
         self._blocks = Blocks(capacity_bytes, self._story)
         self._pens = Pens(policy)
         self._leases = Leases(self._limits)
-        self._pins = Pins()
+        self._keeper = Keeper(self._blocks, self._pens, self._limits)
+        self._pins = self._keeper.pins
         self._quotas = Quotas(self._blocks.tenant_bytes, self._limits)
         self._expiries: Deadlines[bytes] = Deadlines()
         self._counters = dict.fromkeys(_COUNTERS, 0)
-        self._hard_bytes = 0
         self._guarded = False
         self._now_ns = 0
         self._due_ns = NEVER_NS  # nothing is due before
@@ -133,11 +133,14 @@ class PoolState:
             self._story.record(now_ns, "reserved", lease.id, tuple(lease.writes or ()))
         return Reserved(lease_id=lease.id if lease else 0, grants=tuple(grants), moves=tuple(room.moves), waiting=room.waiting)
 
-    def commit(self, lease_id: int, keys: Sequence[BlockKey], now_ns: int, *, clean: bool = False) -> tuple[bool, ...]:
+    def commit(
+        self, lease_id: int, keys: Sequence[BlockKey], now_ns: int, *, clean: bool = False, passing: bool = False
+    ) -> tuple[bool, ...]:
         """Publish blocks written under `lease_id`: True where the block is visible now.
 
         False where the lease has ended, the key wasn't granted under it, or the block was discarded meanwhile. Saying it
-        again while the lease lives is True again. The lease ends with its last block. `clean`: a slower tier has them already.
+        again while the lease lives is True again. The lease ends with its last block. `clean`: a slower tier has them already;
+        `passing`: they came from there for one reading, and are the first to leave until `admit`.
         """
         arguments.check_batch(len(keys), self._limits)
         now_ns = self._advance(now_ns)
@@ -155,7 +158,8 @@ class PoolState:
                 self._blocks.drain(block)
                 answers.append(False)
             else:
-                self._publish(block, now_ns, dirty=self._guarded and not clean)
+                self._publish(block, now_ns)
+                block.dirty, block.passing = self._guarded and not clean, passing
                 done.append(block)
                 answers.append(True)
         for block in reversed(done):  # tails first, so that heads are the younger ones
@@ -254,7 +258,14 @@ class PoolState:
         arguments.check_call(len(keys), owner, duration_ns, self._limits)
         now_ns = self._advance(now_ns)
         pin = Pin(owner, hard, now_ns + duration_ns)
-        return tuple(self._pin(key, pin) for key in keys)
+        self._due_ns = min(self._due_ns, pin.deadline_ns)
+        answers: list[PinOutcome] = []
+        for key in keys:
+            block = self._blocks.committed.get(key)
+            answers.append(PinOutcome.ABSENT if block is None else self._keeper.pin(block, pin))
+            if block is not None:
+                self._repin(block)
+        return tuple(answers)
 
     def unpin(self, keys: Sequence[BlockKey], *, owner: str, now_ns: int) -> int:
         """End this owner's pins of `keys`; how many there were."""
@@ -292,6 +303,14 @@ class PoolState:
             if block is not None:
                 block.dirty = dirty
 
+    def admit(self, keys: Iterable[BlockKey], now_ns: int) -> None:
+        """Passing blocks among `keys` have come back: they stay as long as the policy says."""
+        self._advance(now_ns)
+        for key in keys:
+            block = self._blocks.committed.get(key)
+            if block is not None:
+                self._pens.admit(block, self._now_ns)
+
     def coldest(self, nbytes: int, now_ns: int) -> list[BlockKey]:
         """Blocks that would leave next to make room for `nbytes`, the first first; their chains upwards included, clean or dirty."""
         self._advance(now_ns)
@@ -317,12 +336,10 @@ class PoolState:
         block = self._blocks.committed.get(key)
         return None if block is None else block.location
 
-    def view(self, key: BlockKey) -> BlockView | None:
-        """All that is known of a committed block, holders of leases included (their search takes a look at every lease)."""
+    def view(self, key: BlockKey, *, holders: bool = False) -> BlockView | None:
+        """All that is known of a committed block; with `holders` of its leases too (their search takes a look at every lease)."""
         block = self._blocks.committed.get(key)
-        if block is None:
-            return None
-        return block.view(self._pins.of(key), self._leases.holders(block))
+        return None if block is None else block.view(self._pins.of(key), self._leases.holders(block) if holders else ())
 
     def keys(self) -> list[BlockKey]:
         """Every committed key, in order of commit."""
@@ -354,7 +371,7 @@ class PoolState:
 
     def check(self) -> None:
         """Recount everything; raises `InvariantError` with the key's story when something disagrees. O(n log n)."""
-        audit(Parts(self._blocks, self._leases, self._pins, self._pens, self._story, self._expiries, self._hard_bytes))
+        audit(Parts(self._blocks, self._leases, self._pins, self._pens, self._story, self._expiries, self._keeper.hard_bytes))
 
     # Steps
 
@@ -385,10 +402,9 @@ class PoolState:
         self._story.record(self._now_ns, "acquired", lease.id, tuple(keys))
         return Acquired(lease_id=lease.id, found=tuple(found))
 
-    def _publish(self, block: Resident, now_ns: int, *, dirty: bool) -> None:
+    def _publish(self, block: Resident, now_ns: int) -> None:
         self._blocks.publish(block)
         block.committed_ns = block.used_ns = now_ns
-        block.dirty = dirty
         if block.ttl_ns:
             block.expires_ns = now_ns + block.ttl_ns
             self._expiries.set(block.key, block.expires_ns)
@@ -399,11 +415,7 @@ class PoolState:
         self._pens.remove(block)
         if block.ttl_ns:
             self._expiries.drop(block.key)
-        if block.soft or block.hard:
-            for pin in self._pins.of(block.key):
-                self._pins.drop(block.key, pin.owner)
-            block.soft = False
-            self._harden(block, False)
+        self._keeper.forget(block)
 
     def _evict(self, block: Resident) -> None:
         self._unlink(block)
@@ -419,38 +431,10 @@ class PoolState:
         self._blocks.doom(block)
         self._story.record(self._now_ns, "doomed", 0, (block.key,))
 
-    def _pin(self, key: BlockKey, pin: Pin) -> PinOutcome:
-        block = self._blocks.committed.get(key)
-        if block is None:
-            return PinOutcome.ABSENT
-        if self._pins.get(key, pin.owner) is None and len(self._pins) >= self._limits.max_pins:
-            return PinOutcome.REFUSED
-        if pin.hard and not block.hard:
-            most = self._blocks.ledger.capacity_bytes * self._limits.max_pinned_percent // 100
-            if self._hard_bytes + block.size > most:
-                return PinOutcome.REFUSED
-        self._pins.set(key, pin)
-        self._due_ns = min(self._due_ns, pin.deadline_ns)
-        self._repin(block)
-        return PinOutcome.PINNED
-
     def _repin(self, block: Resident) -> None:
-        """Make the block as firm as its pins say now."""
-        pins = self._pins.of(block.key)
-        self._pens.soften(block, bool(pins), self._now_ns)
-        if self._harden(block, any(pin.hard for pin in pins)) and block.expires_ns <= self._now_ns:
+        """Pins of the block came or went."""
+        if self._keeper.settle(block, self._now_ns) and block.expires_ns <= self._now_ns:
             self._expire(block)
-
-    def _harden(self, block: Resident, hard: bool) -> bool:
-        """Hold the block's bytes for its hard pins, or no longer; True when nothing grips it any more."""
-        if hard == block.hard:
-            return False
-        block.hard = hard
-        self._hard_bytes += block.size if hard else -block.size
-        if hard:
-            self._blocks.grip(block)
-            return False
-        return self._blocks.loosen(block)
 
     # Ends
 

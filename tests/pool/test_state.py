@@ -122,7 +122,7 @@ def test_check_after_a_lost_byte_names_the_block_and_its_story() -> None:
         ("p._pens.policy.inserted(Arrival(bytes(32), None, 0, 64), 0)", "policy knows 3"),
         ("p._blocks.allocator.free_bytes -= 64", "holes hold"),
         ("p._blocks.tenant_bytes[''] = 64", "tenants"),
-        ("p._hard_bytes += 64", "hard pins hold 0"),
+        ("p._keeper.hard_bytes += 64", "hard pins hold 0"),
         ("p._blocks.committed[K[0]].soft = True", "soft=True"),
         ("p._blocks.extents[64] = p._blocks.committed[K[0]]", "lies at its offset|found at 64"),
     ],
