@@ -127,13 +127,13 @@ def _conversation(path: Path, index: int) -> tuple[int, list[_Raw]]:
         raise ConfigError(f"{path}: not a conversation ({error!r}); {_HELP}") from error
 
 
-def _synthetic(choice: Random, sessions: int = 1500) -> Iterator[_Raw]:
+def _synthetic(choice: Random, sessions: int = 3000) -> Iterator[_Raw]:
     """Requests of `sessions` sessions that start over an hour."""
     prompts = [choice.randrange(200, 6000) for _ in range(12)]  # tokens of each system prompt
     for session in range(sessions):
         at_s = choice.uniform(0, 3600)
         system = min(int(choice.paretovariate(0.8)) - 1, len(prompts) - 1)
-        tokens = prompts[system] + int(choice.lognormvariate(7.5, 1.3))
+        tokens = prompts[system] + int(choice.lognormvariate(8.2, 1.2))
         while True:
             tokens = min(tokens, 128 * 1024)
             shared = prompts[system] // MOONCAKE_TOKENS
@@ -142,10 +142,10 @@ def _synthetic(choice: Random, sessions: int = 1500) -> Iterator[_Raw]:
                 tokens,
                 [_block_name(system, session, i, shared, tokens) for i in range(-(-tokens // MOONCAKE_TOKENS))],
             )
-            if choice.random() < 0.3:
+            if choice.random() < 0.4:
                 break
-            at_s += choice.lognormvariate(4.0, 1.2)
-            tokens += int(choice.lognormvariate(5.5, 1.0)) + int(choice.lognormvariate(5.0, 1.0))
+            at_s += choice.lognormvariate(5.0, 1.5)
+            tokens += int(choice.lognormvariate(6.0, 1.2)) + int(choice.lognormvariate(5.0, 1.0))
 
 
 def _block_name(system: int, session: int, index: int, shared: int, tokens: int) -> tuple[int, ...]:
