@@ -1,24 +1,22 @@
-"""Offsets in the arena: variable lengths, size bins, boundary coalescing.
+"""Offsets in the arena: variable lengths, size bins, boundary coalescing, relocation.
 
-The allocator knows numbers, not memory. Free space is a set of *holes*, never two of them adjacent. Two dicts name each hole by
-its start and by its end, so a freed extent finds both neighbours in O(1) and merges with them. Each hole also sits in a
-bin by size; bins are a small floating point: an exponent and `_MANTISSA_BITS` bits of mantissa, so the sizes in one bin differ by
-at most 3 %. A bit per non-empty bin makes "the smallest bin that surely fits" one mask and one bit-length.
+The allocator knows numbers, not memory. The arena is tiled by *pieces*: extents, which are handed out, and holes, never two of
+them adjacent. One dict has a tag for each piece: its size and the size of the piece before it (Knuth's boundary tags), so
+a freed extent finds both neighbours in O(1) and merges with those that are holes, and the planner can walk both ways. Holes are
+also kept by size (`holes.py`), where a good fit is found in O(1). All lengths are multiples of `ALIGNMENT`, so that every
+frame starts on a cache line.
 
-Placement is good-fit: a few holes of the request's own bin are tried (one of equal size is usual where a model's blocks all
-have the same length), then the smallest larger bin, the tightest of a few there. The rest of the hole stays a hole. All
-lengths are multiples of `ALIGNMENT`, so that every frame starts on a cache line.
+When nothing fits although enough bytes are free, `plan_moves` says which extents to copy where (`relocate.py`). Whoever owns the
+bytes books the plan by `apply`, copies them in order, and allocates again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvpool.errors import ConfigError
+from kvpool.pool.holes import ALIGNMENT, Holes
+from kvpool.pool.relocate import BEFORE_MASK, SIZE_SHIFT, Planner
 from kvpool.pool.story import InvariantError
-
-ALIGNMENT = 64
-_SHIFT = 6
-_MANTISSA_BITS = 5
-_PROBES = 8
+from kvpool.pool.values import Move
 
 
 def aligned(length: int) -> int:
@@ -26,35 +24,26 @@ def aligned(length: int) -> int:
     return (length + ALIGNMENT - 1) & -ALIGNMENT
 
 
-def _bin_of(size: int) -> int:
-    units = size >> _SHIFT
-    exponent = units.bit_length() - 1 - _MANTISSA_BITS
-    if exponent < 0:
-        return units
-    return (exponent << _MANTISSA_BITS) + (units >> exponent)
-
-
 class Allocator:
     """Hands out non-overlapping extents of `[0, capacity_bytes)`.
 
-    `capacity_bytes` is rounded down to a multiple of `ALIGNMENT`; less than one unit is a `ConfigError`.
+    `capacity_bytes` is rounded down to a multiple of `ALIGNMENT`; less than one unit, or 2**48 and more, is a `ConfigError`.
     """
 
-    __slots__ = ("_bins", "_by_end", "_holes", "_nonempty", "_slot", "_taken", "capacity_bytes", "free_bytes")
+    __slots__ = ("_holes", "_planner", "_tags", "capacity_bytes", "free_bytes")
 
     def __init__(self, capacity_bytes: int) -> None:
         capacity_bytes &= -ALIGNMENT
         if capacity_bytes <= 0:
             raise ConfigError(f"a pool needs at least {ALIGNMENT} bytes of capacity")
+        if capacity_bytes > BEFORE_MASK:
+            raise ConfigError(f"a pool has at most {BEFORE_MASK} bytes of capacity, got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self.free_bytes = capacity_bytes
-        self._taken: dict[int, int] = {}  # offset: size
-        self._holes: dict[int, int] = {}  # offset: size
-        self._by_end: dict[int, int] = {}  # end of a hole: its offset
-        self._bins: dict[int, list[int]] = {}  # bin: offsets
-        self._slot: dict[int, int] = {}  # offset of a hole: its index in its bin
-        self._nonempty = 0  # bit b: bin b has a hole
-        self._add(0, capacity_bytes)
+        self._tags: dict[int, int] = {0: capacity_bytes << SIZE_SHIFT}  # offset of a piece: its tag
+        self._holes = Holes()
+        self._holes.add(0, capacity_bytes)
+        self._planner = Planner(self._tags, self._holes, capacity_bytes)
 
     def allocate(self, length: int) -> int | None:
         """Offset of a new extent of at least `length` > 0 bytes, or None when no hole is large enough.
@@ -64,116 +53,116 @@ class Allocator:
         if length <= 0:
             raise ConfigError(f"a length must be positive, got {length}")
         size = aligned(length)
-        offset = self._fit(size)
-        if offset is None:
-            return None
-        hole = self._drop(offset)
-        if hole > size:
-            self._add(offset + size, hole - size)
-        self._taken[offset] = size
-        self.free_bytes -= size
+        offset = self._holes.fit(size)
+        if offset is not None:
+            self._take(offset, size)
         return offset
 
     def free(self, offset: int) -> int:
         """Take an extent back; returns its size. Raises `InvariantError` when nothing is allocated at `offset`."""
-        size = self._taken.pop(offset, None)
-        if size is None:
+        tags, holes = self._tags, self._holes
+        tag = tags.get(offset)
+        if tag is None or offset in holes.sizes:
             raise InvariantError(f"free of offset {offset}, where nothing is allocated")
+        size, before = tag >> SIZE_SHIFT, tag & BEFORE_MASK
         self.free_bytes += size
         start, end = offset, offset + size
-        if end in self._holes:
-            end += self._drop(end)
-        before = self._by_end.get(start)
-        if before is not None:
-            self._drop(before)
-            start = before
-        self._add(start, end - start)
+        if end in holes.sizes:
+            del tags[end]
+            end += holes.drop(end)
+        if offset - before in holes.sizes and before:
+            del tags[offset]
+            start = offset - before
+            holes.drop(start)
+            before = tags[start] & BEFORE_MASK
+        self._write(start, end - start, before)
+        holes.add(start, end - start)
         return size
 
     def size_of(self, offset: int) -> int | None:
         """Size of the extent allocated at exactly `offset`, None when there is none."""
-        return self._taken.get(offset)
+        tag = self._tags.get(offset)
+        return None if tag is None or offset in self._holes.sizes else tag >> SIZE_SHIFT
 
     def extents(self) -> list[tuple[int, int]]:
         """All allocated (offset, size), in order of offset."""
-        return sorted(self._taken.items())
+        return sorted((offset, tag >> SIZE_SHIFT) for offset, tag in self._tags.items() if offset not in self._holes.sizes)
 
     def largest_between(self, offsets: Sequence[int]) -> int:
         """The largest hole there would be if only the extents at `offsets` stayed."""
         largest = position = 0
         for offset in sorted(offsets):
             largest = max(largest, offset - position)
-            position = offset + self._taken[offset]
+            position = offset + (self._tags[offset] >> SIZE_SHIFT)
         return max(largest, self.capacity_bytes - position)
+
+    def plan_moves(self, length: int, movable: Callable[[int], bool], budget_bytes: int) -> list[Move] | None:
+        """Which extents to move so that `allocate(length)` succeeds, after it has answered None; None when no way was found.
+
+        `movable(offset)` says whether the extent at an offset may move; it is asked about few. All sizes together are at most
+        `budget_bytes`. Sources and targets don't overlap, each other's included, so the moves may run in order. Once the plan is
+        applied, `allocate(length)` succeeds. An empty plan says that it does already. Plans change nothing.
+        """
+        size = aligned(length)
+        if size > self.free_bytes:
+            return None
+        overlooked = self._holes.overlooked(size)
+        if overlooked is not None or self._holes.fit(size) is not None:
+            if overlooked is not None:
+                self._holes.add(overlooked, self._holes.drop(overlooked))  # to where `fit` looks first
+            return []
+        return self._planner.plan(size, movable, budget_bytes)
+
+    def apply(self, moves: Sequence[Move]) -> None:
+        """Rebook the extents of a whole plan. Raises `InvariantError` for moves that don't fit what is there.
+
+        All targets are taken before any source is freed: a freed source may merge with the hole that a later move goes to.
+        """
+        for source, target, size in moves:
+            if self.size_of(source) != size or self._holes.sizes.get(target, 0) < size:
+                found = (self.size_of(source), self._holes.sizes.get(target))
+                raise InvariantError(f"move of {size} bytes from {source} to {target}: an extent of {found[0]}, a hole of {found[1]}")
+            self._take(target, size)
+        for source, _, _ in moves:
+            self.free(source)
 
     @property
     def holes(self) -> int:
         """How many separate holes the free bytes are in."""
-        return len(self._holes)
+        return len(self._holes.sizes)
 
     def check(self) -> None:
         """Raise `InvariantError` unless extents and holes tile the arena exactly and the bins know every hole."""
-        position, after_hole = 0, False
-        pieces = [(o, s, False) for o, s in self._taken.items()] + [(o, s, True) for o, s in self._holes.items()]
-        for offset, size, hole in sorted(pieces):
-            if offset != position or size <= 0 or size % ALIGNMENT or (hole and after_hole):
+        holes = self._holes
+        position = before = 0
+        after_hole = False
+        for offset, tag in sorted(self._tags.items()):
+            size, hole = tag >> SIZE_SHIFT, offset in holes.sizes
+            wrong = hole and (after_hole or holes.sizes[offset] != size)
+            if offset != position or size <= 0 or size % ALIGNMENT or tag & BEFORE_MASK != before or wrong:
                 raise InvariantError(f"allocator: piece [{offset}, +{size}, hole={hole}] after position {position}")
-            position, after_hole = offset + size, hole
+            position, before, after_hole = offset + size, size, hole
         if position != self.capacity_bytes:
             raise InvariantError(f"allocator: pieces end at {position}, the arena at {self.capacity_bytes}")
-        if sum(self._holes.values()) != self.free_bytes:
-            raise InvariantError(f"allocator: holes hold {sum(self._holes.values())} bytes, counted {self.free_bytes}")
-        binned = sorted(offset for offsets in self._bins.values() for offset in offsets)
-        if binned != sorted(self._holes) or {o + s: o for o, s in self._holes.items()} != self._by_end:
-            raise InvariantError("allocator: bins, ends and holes disagree")
-        for number, offsets in self._bins.items():
-            wrong = [o for i, o in enumerate(offsets) if self._slot[o] != i or _bin_of(self._holes[o]) != number]
-            if wrong or not offsets or not self._nonempty >> number & 1:
-                raise InvariantError(f"allocator: bin {number} is wrong about holes {wrong}")
-        if self._nonempty.bit_count() != len(self._bins):
-            raise InvariantError("allocator: the map of non-empty bins is wrong")
+        if sum(holes.sizes.values()) != self.free_bytes:
+            raise InvariantError(f"allocator: holes hold {sum(holes.sizes.values())} bytes, counted {self.free_bytes}")
+        if not holes.sizes.keys() <= self._tags.keys():
+            raise InvariantError("allocator: a hole that is no piece")
+        holes.check()
 
-    def _fit(self, size: int) -> int | None:
-        """Offset of a good hole of at least `size`."""
-        holes = self._holes
-        number = _bin_of(size)
-        best, best_size = None, 0
-        for offset in self._bins.get(number, ())[-_PROBES:]:
-            hole = holes[offset]
-            if hole >= size and (best is None or hole < best_size):
-                best, best_size = offset, hole
-                if hole == size:
-                    break
-        if best is not None:
-            return best
-        larger = self._nonempty >> (number + 1)
-        if not larger:
-            return None
-        number += (larger & -larger).bit_length()
-        return min(self._bins[number][-_PROBES:], key=lambda offset: (holes[offset], offset))
+    def _take(self, offset: int, size: int) -> None:
+        """Make the first `size` bytes of the hole at `offset` an extent."""
+        hole = self._holes.drop(offset)
+        self.free_bytes -= size
+        if hole > size:
+            self._tags[offset] = size << SIZE_SHIFT | self._tags[offset] & BEFORE_MASK
+            self._write(offset + size, hole - size, size)
+            self._holes.add(offset + size, hole - size)
 
-    def _add(self, offset: int, size: int) -> None:
-        self._holes[offset] = size
-        self._by_end[offset + size] = offset
-        number = _bin_of(size)
-        offsets = self._bins.get(number)
-        if offsets is None:
-            offsets = self._bins[number] = []
-            self._nonempty |= 1 << number
-        self._slot[offset] = len(offsets)
-        offsets.append(offset)
-
-    def _drop(self, offset: int) -> int:
-        """Forget the hole at `offset`; returns its size."""
-        size = self._holes.pop(offset)
-        del self._by_end[offset + size]
-        number = _bin_of(size)
-        offsets = self._bins[number]
-        slot, last = self._slot.pop(offset), offsets.pop()
-        if last != offset:
-            offsets[slot] = last
-            self._slot[last] = slot
-        elif not offsets:
-            del self._bins[number]
-            self._nonempty ^= 1 << number
-        return size
+    def _write(self, offset: int, size: int, before: int) -> None:
+        """Tag a piece, and tell the one after it."""
+        tags = self._tags
+        tags[offset] = size << SIZE_SHIFT | before
+        end = offset + size
+        if end != self.capacity_bytes:
+            tags[end] = tags[end] >> SIZE_SHIFT << SIZE_SHIFT | size

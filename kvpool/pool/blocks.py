@@ -7,6 +7,7 @@ extent, in one place, so that index, books and allocator can't drift apart. Who 
 A block is *gripped* while a read lease or a hard pin refers to it: then its bytes are pinned, it is neither evicted nor moved.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvpool.block import BlockKey
@@ -14,7 +15,7 @@ from kvpool.pool.allocator import Allocator, aligned
 from kvpool.pool.ledger import Ledger
 from kvpool.pool.resident import Resident, State
 from kvpool.pool.story import Story
-from kvpool.pool.values import Location, Reserve
+from kvpool.pool.values import Location, Move, Reserve
 
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (State.ABSENT, "reserve"): State.RESERVED,
@@ -98,6 +99,19 @@ class Blocks:
             return False
         self.ledger.unpin(block.size)
         return True
+
+    def relocate(self, moves: Sequence[Move]) -> None:
+        """Movable blocks lie elsewhere from now on; their bytes are the shell's to copy, in order."""
+        self.allocator.apply(moves)
+        for source, target, _ in moves:
+            block = self.extents.pop(source)
+            block.location = Location(target, block.location.length)
+            self.extents[target] = block
+
+    def movable(self, offset: int) -> bool:
+        """Whether the extent at `offset` may be moved: only bytes that nobody may be looking at or writing."""
+        block = self.extents[offset]
+        return block.state is State.COMMITTED and not block.grips
 
     def _free(self, block: Resident) -> int:
         del self.extents[block.location.offset]

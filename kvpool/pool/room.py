@@ -60,7 +60,7 @@ class Room:
             return None
         for evicted in count():
             if len(self._blocks.extents) < self._limits.max_blocks:
-                offset = self._blocks.allocator.allocate(length)
+                offset = self._fit(length, size)
                 if offset is not None:
                     return offset
             if evicted == _PATIENCE and size > self._largest_gap():
@@ -93,6 +93,18 @@ class Room:
                     self._leave(block)
                     if all(left <= 0 for left in over.values()):
                         return
+
+    def _fit(self, length: int, size: int) -> int | None:
+        allocator = self._blocks.allocator
+        offset = allocator.allocate(length)
+        if offset is not None or allocator.free_bytes < size:
+            return offset
+        moves = allocator.plan_moves(length, self._blocks.movable, _MOVE_FACTOR * size)
+        if moves is None:
+            return None
+        self._blocks.relocate(moves)
+        self.moves += moves
+        return allocator.allocate(length)
 
     def _leave(self, block: Resident) -> None:
         self._evict(block)
