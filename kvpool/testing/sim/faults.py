@@ -42,8 +42,7 @@ class Faults:
     def heal(self) -> None:
         """No more faults; a dead node comes back, a stopped client goes on."""
         self._healed = True
-        if not self._node.up:
-            self._node.start()
+        self._node.revive()
         for client in self._clients:
             client.stopped_until_ns = 0
 
@@ -81,12 +80,8 @@ class Faults:
 
     def _node_crash(self, rng: Random) -> None:
         if self._node.up:
-            self._node.crash()
-            self._loop.after(int(rng.random() * 2 * self._world.faults.node_down_ns), self._node_start)
-
-    def _node_start(self) -> None:
-        if not self._node.up:
-            self._node.start()
+            self._node.crash(power=rng.random() < 0.5)
+            self._loop.after(int(rng.random() * 2 * self._world.faults.node_down_ns), self._node.revive)
 
     def _bit_flip(self, rng: Random) -> None:
         offset, bit = rng.randrange(self._world.capacity_bytes), rng.randrange(8)
@@ -106,11 +101,10 @@ class Faults:
         block = rng.choice(self._world.blocks)
         node = self._node
         if node.up:
-            now_ns = self._loop.now_ns
-            node.judge.before(now_ns)
-            node.pool.tick(node.now_ns())
+            now_ns = node.settle()
             node.drop(block.key)
-            node.judge.after(node.pool, now_ns)
+            if node.up:
+                node.judge.after(node.pool, now_ns)
             self._say("discard", block.name)
 
     def _clog(self, rng: Random) -> None:

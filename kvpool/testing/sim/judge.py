@@ -31,6 +31,8 @@ class Judge:
         self.name = name
         self.delivered = 0
         self.caller: tuple[int, object] = (-1, None)
+        self.may_leave: Callable[[BlockKey], bool] = lambda key: True
+        self.ever_tainted = False
         self._limits = limits
         self._capacity_bytes = capacity_bytes
         self._audit_every = audit_every
@@ -175,6 +177,21 @@ class Judge:
             for copy in hits:
                 truth.grip(copy)
 
+    def held(self, keys: Sequence[BlockKey], places: Sequence[tuple[int, int]], lease_id: int, lease_ns: int, now_ns: int) -> None:
+        """The node holds blocks to write them down: they are where they are, and not used by it."""
+        copies = [self.truth.committed[key] for key in keys]
+        if [(copy.offset, copy.length) for copy in copies] != [tuple(place) for place in places]:
+            raise Violation(f"{[self.name(key) for key in keys]} are written down from {places}")
+        self._open(lease_id, False, copies, lease_ns, now_ns)
+        for copy in copies:
+            self.truth.grip(copy)
+
+    def let_go(self, lease_id: int, now_ns: int) -> None:
+        """The node has written them, or tried."""
+        held = self.truth.leases.get(lease_id)
+        if held is not None:
+            self.truth.end(held, now_ns)
+
     def looked_up(self, keys: Sequence[BlockKey], answer: bytes) -> None:
         """A probe tells what is committed."""
         expected = bytes(key in self.truth.committed for key in keys)
@@ -272,6 +289,7 @@ class Judge:
         truth, start = self.truth, offset // UNIT
         units = -(-(offset + length) // UNIT) - start
         truth.tainted[start : start + units] = b"\1" * units
+        self.ever_tainted = True
         return any(truth.units[start : start + units])
 
     def order_of(self, pool: PoolState) -> list[BlockKey]:
@@ -317,7 +335,9 @@ class Judge:
         for copy in gone:
             if copy.grips or copy.key in named:
                 raise Violation(f"{self.name(copy.key)} was evicted, {'held' if copy.grips else 'named by the call'}")
-        self._softness(gone, named)
+            if not self.may_leave(copy.key):
+                raise Violation(f"{self.name(copy.key)} was evicted before it was written down")
+        self._softness(pool, gone, named)
         if any(copy.tenant in truth.quotas for copy in gone):
             self.coverage.hit("quota made a tenant evict its own")
         if truth.hard_units:
@@ -326,7 +346,7 @@ class Judge:
             truth.forget(copy)
         return gone
 
-    def _softness(self, gone: list[Copy], named: set[BlockKey | None]) -> None:
+    def _softness(self, pool: PoolState, gone: list[Copy], named: set[BlockKey | None]) -> None:
         """A softly pinned block leaves only when nothing else could. Heads of what stays may be kept for its sake."""
         truth = self.truth
         soft = [copy for copy in gone if copy.pins]
@@ -337,8 +357,8 @@ class Judge:
         left = {copy.key for copy in gone}
         heads = {copy.parent for copy in truth.committed.values() if copy.key not in left}
         for copy in truth.committed.values():
-            free = not copy.pins and not copy.grips and not copy.dirty
-            if free and copy.key not in named and copy.key not in left and copy.key not in heads:
+            free = not copy.pins and not copy.grips and copy.key not in named and copy.key not in left and copy.key not in heads
+            if free and (view := pool.view(copy.key)) is not None and not view.dirty:
                 raise Violation(f"softly pinned {self.name(soft[0].key)} was evicted before {self.name(copy.key)}")
 
     def _moves(self, answer: Reserved) -> None:
@@ -380,4 +400,4 @@ class Judge:
                 raise Violation(f"tenant {tenant} has {used} bytes, its quota is {limit}")
 
     def _room_for(self, item: Reserve) -> bool:
-        return -(-item.length // UNIT) * UNIT <= min(self._capacity_bytes, self.truth.quotas.get(item.tenant, self._capacity_bytes))
+        return item.tenant not in self.truth.quotas and -(-item.length // UNIT) * UNIT <= self._capacity_bytes

@@ -13,6 +13,7 @@ from typing import Any
 from kvpool.block import BlockKey
 from kvpool.pool import PoolState
 from kvpool.pool.blocks import Blocks
+from kvpool.pool.keeper import Keeper
 from kvpool.pool.leases import Leases
 from kvpool.pool.pens import Pens
 from kvpool.pool.pins import Pins
@@ -62,7 +63,7 @@ def _late_commit() -> Sequence[Patch]:
     commit = PoolState.commit
 
     def late(self: PoolState, lease_id: int, keys: Sequence[BlockKey], now_ns: int, **options: bool) -> tuple[bool, ...]:
-        return commit(self, lease_id, keys, 0, **options)
+        return commit(self, lease_id, keys, 0, **options)  # time doesn't go back, so nothing is settled
 
     return [(PoolState, "commit", late)]
 
@@ -182,7 +183,7 @@ def _quota_off_by_one() -> Sequence[Patch]:
 
 
 def _hard_pin_evicted() -> Sequence[Patch]:
-    return [(PoolState, "_harden", lambda self, block, hard: False)]
+    return [(Keeper, "_harden", lambda self, block, hard: False)]
 
 
 def _pin_for_ever() -> Sequence[Patch]:

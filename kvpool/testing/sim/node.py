@@ -6,23 +6,29 @@ life starts empty under a new incarnation, while old mappings of the old arena s
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kvpool.block import BlockKey
 from kvpool.errors import UnavailableError
 from kvpool.policy.eviction import make_policy
 from kvpool.pool import Acquired, Move, PinOutcome, PoolState, Reserve, Reserved
 from kvpool.testing.sim import frames
+from kvpool.testing.sim.below import NODE, Below
+from kvpool.testing.sim.disk import Crash
+from kvpool.testing.sim.ground import Ground
 from kvpool.testing.sim.judge import Judge
 from kvpool.testing.sim.loop import Loop
 from kvpool.testing.sim.marks import Coverage
-from kvpool.testing.sim.world import World
+from kvpool.testing.sim.world import World, stream
 from kvpool.units import US
 from kvpool.wire.fence import NodeIdentity, check
 
 WALL_START_NS = 1_700_000_000_000_000_000
 REFUSED = "refused"
 """The answer of a node that isn't meant."""
+
+
+T = TypeVar("T")
 
 
 class Note(Protocol):
@@ -68,6 +74,9 @@ class Node:
         self._note = note
         self._probes = 0
         self.tick_ns = world.tick_ns
+        self.below: Below | None = None
+        self.ground = Ground(world, coverage)
+        self._kept: dict[BlockKey, int] = {}
         self.methods: dict[str, Callable[..., Any]] = {
             "lookup": self.lookup,
             "reserve": self.reserve,
@@ -102,14 +111,49 @@ class Node:
         self.arena = Arena(world.capacity_bytes)
         self.up = True
         self.judge.restarted()
+        self.below = None
+        self.judge.may_leave = lambda key: True
         if self._note is not None:
             self._note("node", "start", (), self.identity.incarnation)
+        if world.below.kind != "none":
+            tier = self.die_or(lambda: self.ground.open(self))
+            if tier is not None:
+                below = self.below = Below(self, world.below, stream(world.seed, f"below {self.identity.incarnation}"), tier)
+                self.judge.may_leave = below.may_leave
+                below.recovered(self._kept)
 
-    def crash(self) -> None:
-        """The process is gone."""
+    def crash(self, *, power: bool = False) -> None:
+        """The process is gone, or the whole machine is without power."""
         self.up = False
+        if self.below is not None:
+            self._kept = self.below.kept()
+        self.ground.fall(power=power)
         if self._note is not None:
-            self._note("node", "crash", (), "")
+            self._note("node", "power loss" if power else "crash", (), "")
+
+    def die_or(self, call: Callable[[], T]) -> T | None:
+        """The answer of a call into the tier below; None when the process dies in its middle: it comes back a while later."""
+        try:
+            return call()
+        except Crash:
+            self.coverage.hit("died inside the tier below")
+            self.crash(power=self.ground.by_power())
+            self.loop.after(self.world.faults.node_down_ns, self.revive)
+            return None
+
+    def revive(self) -> None:
+        """Start a new life, unless there is one."""
+        if not self.up:
+            self.start()
+
+    def _lives(self) -> bool:
+        return self.up
+
+    def settle(self) -> int:
+        """Bring pool and judge to now; what the time is."""
+        self.judge.before(self.loop.now_ns)
+        self.pool.tick(self.now_ns())
+        return self.loop.now_ns
 
     # Calls
 
@@ -130,6 +174,8 @@ class Node:
             judge.before(now_ns)
             judge.caller = (client, meant)
             answer = self.methods[method](*arguments)
+            if not self._lives():
+                return  # it died in the middle
             judge.after(self.pool, now_ns)
             self.digest = (self.digest * 1_000_003 + now_ns + call) & 0xFFFF_FFFF_FFFF_FFFF
         if self._note is not None:
@@ -154,13 +200,27 @@ class Node:
         return answer
 
     def reserve(self, owner: str, lease_ns: int, items: Sequence[Reserve]) -> Reserved:
-        """Room to write; blocks that had to move are copied before anybody hears of it."""
-        now_ns = self.now_ns()
+        """Room to write."""
+        answer = self.room_for(owner, lease_ns, items, self.now_ns())
+        self.digest += sum(getattr(grant, "offset", 1) for grant in answer.grants)
+        if answer.waiting and self.below is not None:
+            self.coverage.hit("room had to wait for a flush")
+            self.below.press()
+        return answer
+
+    def room_for(self, owner: str, lease_ns: int, items: Sequence[Reserve], now_ns: int) -> Reserved:
+        """The same for the node itself; blocks that had to move are copied before anybody hears of it."""
         answer = self.pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=now_ns)
         self.relocate(answer.moves)
         self.judge.reserved(self.pool, items, lease_ns, answer, self.loop.now_ns)
-        self.digest += sum(getattr(grant, "offset", 1) for grant in answer.grants)
         return answer
+
+    def finish(self, lease_id: int, keys: Sequence[BlockKey], now_ns: int) -> None:
+        """Publish what was fetched from below, and let go of the rest."""
+        self.judge.caller = NODE
+        done = self.pool.commit(lease_id, keys, now_ns, clean=True, passing=True)
+        self.judge.committed(lease_id, keys, done, self.loop.now_ns)
+        self.judge.released(lease_id, self.pool.release(lease_id, now_ns), self.loop.now_ns)
 
     def relocate(self, moves: Sequence[Move]) -> None:
         """Copy blocks that were given another place, in order."""
@@ -170,9 +230,13 @@ class Node:
 
     def commit(self, lease_id: int, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
         """Publish."""
+        before = [self.pool.locate(key) for key in keys]
         answer = self.pool.commit(lease_id, keys, self.now_ns())
         self.judge.committed(lease_id, keys, answer, self.loop.now_ns)
         self.digest += sum(answer)
+        if self.below is not None:
+            fresh = [key for key, done, there in zip(keys, answer, before, strict=True) if done and there is None]
+            self.below.committed(fresh, sum(at.length for at in map(self.pool.locate, fresh) if at is not None))
         return answer
 
     def acquire(self, owner: str, lease_ns: int, keys: Sequence[BlockKey]) -> Acquired:
@@ -180,6 +244,9 @@ class Node:
         answer = self.pool.acquire(keys, owner=owner, lease_ns=lease_ns, now_ns=self.now_ns())
         self.judge.acquired(keys, lease_ns, answer, self.loop.now_ns)
         self.digest += sum(at.offset for at in answer.found if at is not None)
+        if self.below is not None:
+            self.below.used([key for key, at in zip(keys, answer.found, strict=True) if at is not None], self.now_ns())
+            self.below.missed([key for key, at in zip(keys, answer.found, strict=True) if at is None])
         return answer
 
     def renew(self, lease_id: int, lease_ns: int) -> bool:
@@ -211,8 +278,10 @@ class Node:
         self.judge.suspected(key, good)
 
     def drop(self, key: BlockKey) -> None:
-        """Unlink a block."""
+        """Unlink a block, here and below."""
         self.judge.discarded(key, self.pool.discard(key))
+        if self.below is not None:
+            self.below.forget(key)
 
     def pin(self, owner: str, duration_ns: int, hard: bool, keys: Sequence[BlockKey]) -> tuple[PinOutcome, ...]:
         """Keep blocks."""
@@ -257,7 +326,4 @@ class Node:
         if not self.up:
             self.loop.stale()
             return
-        now_ns, judge = self.loop.now_ns, self.judge
-        judge.before(now_ns)
-        self.pool.tick(self.now_ns())
-        judge.after(self.pool, now_ns)
+        self.judge.after(self.pool, self.settle())

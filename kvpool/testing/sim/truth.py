@@ -51,7 +51,6 @@ class Copy:
         self.grips = 0
         self.pins: dict[str, tuple[bool, int]] = {}
         self.hard = False
-        self.dirty = False
 
 
 class Held:

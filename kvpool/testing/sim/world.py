@@ -13,6 +13,7 @@ from random import Random
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import POLICIES
 from kvpool.pool import PoolLimits
+from kvpool.pool.flow import FlowSettings
 from kvpool.units import MS, US
 
 UNIT = 64
@@ -89,6 +90,18 @@ class FaultDraw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BelowDraw:
+    """A world's slower tier. `kind` is `none`, `memory` or `ssd`; times: how often a flush may start, how long a transfer takes."""
+
+    kind: str
+    flow: FlowSettings
+    capacity_bytes: int
+    segment_bytes: int
+    pump_ns: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """One seed's world."""
 
@@ -104,13 +117,14 @@ class World:
     network: NetworkDraw
     clients: ClientDraw
     faults: FaultDraw
+    below: BelowDraw
 
     def describe(self) -> str:
         """The world in a few words, for a transcript's head."""
         off = [name for name in FaultDraw.__slots__ if name.endswith("_ns") and not getattr(self.faults, name)]
         return (
             f"seed {self.seed}: {self.policy}, {self.capacity_bytes} bytes for {sum(b.length for b in self.blocks)} wanted in "
-            f"{len(self.blocks)} blocks, {self.clients.count} clients, leases {self.clients.lease_ns // US} us, "
+            f"{len(self.blocks)} blocks, below {self.below.kind}, {self.clients.count} clients, leases {self.clients.lease_ns // US} us, "
             f"loss {self.network.loss}, without: {', '.join(off) or 'nothing'}"
         )
 
@@ -148,6 +162,7 @@ def draw_world(seed: int) -> World:
         network=_draw_network(rng),
         clients=clients,
         faults=_draw_faults(rng, clients.think_ns),
+        below=_draw_below(stream(seed, "world below"), capacity, clients.think_ns),
     )
 
 
@@ -242,4 +257,22 @@ def _draw_faults(rng: Random, think_ns: int) -> FaultDraw:
         clock_jump_ns=maybe(0.4, 10, 40),
         discard_ns=maybe(0.3, 8, 30),
         audit_every=rng.choice((1, 4, 16, 16)),
+    )
+
+
+def _draw_below(rng: Random, capacity_bytes: int, think_ns: int) -> BelowDraw:
+    kind = rng.choice(("none", "none", "memory"))
+    return BelowDraw(
+        kind=kind,
+        flow=FlowSettings(
+            write=rng.choice(("through", "back")),
+            admission=rng.choice(("all", "all", "hot")),
+            hot_uses=rng.randint(1, 3),
+            clean_percent=rng.choice((10, 30, 60)),
+            batch_bytes=rng.choice((1, 400, 2000)),
+        ),
+        capacity_bytes=capacity_bytes * rng.randint(1, 4) // 2,
+        segment_bytes=0,
+        pump_ns=think_ns // rng.choice((2, 8)),
+        transfer_ns=think_ns // rng.choice((1, 4)),
     )

@@ -1,0 +1,265 @@
+"""The slower tier below the simulated pool: what the node's flusher and promoter do, one step an event.
+
+Theory. `TierFlow` decides what is written down. A flush holds its blocks by a lease, and the tier writes them some time later; a block
+that a reader missed and the tier has is fetched: reserved, read into the arena, committed as clean. Each tier call may meet the death of
+the process (`Crash`) in its middle. What a durable tier has acknowledged and still lists must be there in the next life, and only right
+bytes ever come out.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import NEVER_NS
+from kvpool.pool import Granted, Reserve
+from kvpool.pool.flow import Flush, TierFlow
+from kvpool.testing.sim import frames
+from kvpool.testing.sim.judge import Violation
+from kvpool.testing.sim.world import BelowDraw
+from kvpool.tier.contract import Entry, Record, Tier, is_expired
+from kvpool.units import MS
+
+if TYPE_CHECKING:
+    from kvpool.testing.sim.node import Node
+
+NODE = (-1, None)
+"""Who calls, when the node itself does."""
+
+_BATCH = 4
+
+
+T = TypeVar("T")
+
+
+class Below:
+    """The slower tier of one life of a node. `kept`: what an earlier life's tier must have kept, by key."""
+
+    def __init__(self, node: "Node", draw: BelowDraw, rng: Random, tier: Tier) -> None:
+        self.node = node
+        self.draw = draw
+        self.tier = tier
+        self.flow = TierFlow(node.pool, draw.flow, self.stored)
+        self.written: dict[BlockKey, None] = {}
+        self.refusals: dict[BlockKey, int] = {}
+        self.acknowledged: dict[BlockKey, int] = {}  # durable records: when they expire, unix ms
+        self._random = rng.random
+        self._fetching: dict[BlockKey, None] = {}
+        self._flushing = False
+        self._ok = True
+        node.pool.guard(self.flow.guards)
+        node.loop.after(draw.pump_ns, self._pump)
+
+    def stored(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Whether the tier lists each key now."""
+        listed = [entry is not None for entry in self.tier.find(keys, self.wall_ms())]
+        for key, there in zip(keys, listed, strict=True):
+            if there:
+                self.written[key] = None  # even if it ends sooner there: a tier keeps the first record of a key
+        return listed
+
+    def wall_ms(self) -> int:
+        """Unix time."""
+        return self.node.wall_ns() // MS
+
+    def alive(self) -> bool:
+        """Whether this life still goes on."""
+        return self.node.up and self.node.below is self
+
+    # What the node tells
+
+    def committed(self, keys: Sequence[BlockKey], nbytes: int, *, clean: bool = False) -> None:
+        """Blocks were published."""
+        for key in keys:
+            self.written.pop(key, None)
+            if clean:
+                self.written[key] = None
+        if not clean:
+            self.flow.committed(keys, nbytes)
+
+    def missed(self, keys: Sequence[BlockKey]) -> None:
+        """Readers wanted these and the pool doesn't have them: fetch what the tier lists."""
+        wanted = [key for key in keys if key not in self._fetching]
+        entries = [entry for entry in self.tier.find(wanted, self.wall_ms()) if entry is not None][:_BATCH]
+        if entries and len(self._fetching) < 2 * _BATCH:
+            self._fetch(entries)
+
+    def forget(self, key: BlockKey) -> None:
+        """A block was found damaged, or isn't wanted: it must not come back from below."""
+        if self._run(lambda: self.tier.remove([key])) is not None:
+            self.acknowledged.pop(key, None)
+            if self.tier.find([key])[0] is not None:
+                raise Violation(f"{self.node.judge.name(key)} was removed from the tier below, and is there")
+
+    def may_leave(self, key: BlockKey) -> bool:
+        """Whether evicting the block is no loss: it was written down since its commit, refused often, or the tier is out of order."""
+        if not self.flow.guards or not self._ok or key in self.written or self.refusals.get(key, 0) >= 3:
+            return True
+        self.stored([key])
+        return key in self.written
+
+    # Writing down
+
+    def used(self, keys: Sequence[BlockKey], now_ns: int) -> None:
+        """Readers got these: what comes back is admitted."""
+        self.node.pool.admit(self.flow.used(keys), now_ns)
+
+    def press(self) -> None:
+        """Somebody waits for room."""
+        self._flush(pressed=True)
+
+    def _pump(self) -> None:
+        if not self.alive():
+            self.node.loop.stale()
+            return
+        self.node.loop.after(self.draw.pump_ns, self._pump)
+        if not self._flush(pressed=False):
+            self.node.loop.stale()
+
+    def _flush(self, *, pressed: bool) -> bool:
+        """Begin a flush unless one is under way; False when there is nothing to do."""
+        node = self.node
+        if self._flushing:
+            return False
+        now_ns = node.settle()
+        node.judge.caller = NODE
+        took_ns = int(self.draw.transfer_ns * (0.5 + self._random()))
+        lease_ns = 4 * self.draw.transfer_ns
+        flush = self.flow.next_flush(pressed=pressed, lease_ns=lease_ns, now_ns=now_ns)
+        if flush is None:
+            return False
+        node.judge.held(flush.keys, flush.places, flush.lease_id, lease_ns, now_ns)
+        self._flushing = True
+        node.loop.after(took_ns, self._flushed, flush)
+        return True
+
+    def _flushed(self, flush: Flush) -> None:
+        node = self.node
+        if not self.alive():
+            node.loop.stale()
+            return
+        self._flushing = False
+        now_ns = node.settle()
+        records = [self._record(key, place.offset, place.length, now_ns) for key, place in zip(flush.keys, flush.places, strict=True)]
+        stored = self._run(lambda: self.tier.put(records, now_ns + self.draw.transfer_ns))
+        if stored is None:
+            return
+        for record, ok in zip(records, stored, strict=True):
+            if ok:
+                self.written[record.key] = None
+                self.acknowledged[record.key] = record.expires_ms
+                node.coverage.hit("block written down")
+            else:
+                self.refusals[record.key] = self.refusals.get(record.key, 0) + 1
+                node.coverage.hit("tier below refused a block")
+                self._make_room(record.data.size)
+        node.judge.let_go(flush.lease_id, now_ns)
+        self.flow.flushed(flush, stored, now_ns)
+        for key, ok in zip(flush.keys, stored, strict=True):
+            if ok and node.pool.locate(key) is None:
+                self.forget(key)
+        self._look_at_tier()
+        if self.alive():
+            node.judge.after(node.pool, now_ns)
+
+    def _make_room(self, nbytes: int) -> None:
+        """A tier that doesn't evict by itself is told to, half of the time."""
+        if self._random() < 0.5 and (coldest := self.tier.coldest(nbytes)):
+            self._run(lambda: self.tier.remove(coldest))
+            for key in coldest:
+                self.acknowledged.pop(key, None)
+
+    def _record(self, key: BlockKey, offset: int, length: int, now_ns: int) -> Record:
+        data = np.frombuffer(self.node.arena.view, np.uint8, length, offset)
+        view = self.node.pool.view(key)
+        if view is None:
+            return Record(key, None, 0, data, expires_ms=1)
+        left_ns = view.expires_ns - now_ns
+        expires_ms = 0 if view.expires_ns == NEVER_NS else max(1, self.wall_ms() + left_ns // MS)
+        return Record(key, view.parent, view.depth, data, expires_ms, view.sequence, view.tenant)
+
+    def _look_at_tier(self) -> None:
+        ok = self.tier.books().state == "ok"
+        if ok != self._ok:
+            self._ok = ok
+            self.node.pool.guard(ok and self.flow.guards)
+            self.node.coverage.hit("tier below came back" if ok else "tier below out of order")
+
+    # Fetching
+
+    def _fetch(self, entries: Sequence[Entry]) -> None:
+        node = self.node
+        now_ns = node.settle()
+        items = [self._item(entry) for entry in entries]
+        lease_ns = 4 * self.draw.transfer_ns
+        node.judge.caller = NODE
+        answer = node.room_for("promotion", lease_ns, items, now_ns)
+        granted = [(item, grant.offset) for item, grant in zip(items, answer.grants, strict=True) if isinstance(grant, Granted)]
+        if granted:
+            self._fetching.update(dict.fromkeys(item.key for item, _ in granted))
+            node.loop.after(int(self.draw.transfer_ns * (0.5 + self._random())), self._fetched, answer.lease_id, granted)
+
+    def _fetched(self, lease_id: int, granted: Sequence[tuple[Reserve, int]]) -> None:
+        node = self.node
+        if not self.alive():
+            node.loop.stale()
+            return
+        for item, _ in granted:
+            self._fetching.pop(item.key, None)
+        now_ns = node.settle()
+        view = node.arena.view
+        if not node.pool.leased_ranges(lease_id, [(offset, item.length) for item, offset in granted], write=True):
+            node.finish(lease_id, [], now_ns)
+            return
+        wanted = [(item.key, np.frombuffer(view, np.uint8, item.length, offset)) for item, offset in granted]
+        got = self._run(lambda: self.tier.get(wanted, now_ns + self.draw.transfer_ns))
+        if got is None:
+            return
+        keys = [key for (key, _), ok in zip(wanted, got, strict=True) if ok]
+        for (item, offset), (_, data), ok in zip(granted, wanted, got, strict=True):
+            if ok:
+                node.coverage.hit("block fetched from below")
+                self._check_bytes(item.key, offset, data.tobytes())
+        node.finish(lease_id, keys, now_ns)
+        self.committed([key for key in keys if node.pool.locate(key) is not None], 0, clean=True)
+        node.judge.after(node.pool, now_ns)
+
+    def _item(self, entry: Entry) -> Reserve:
+        ttl_ns = max(1, entry.expires_ms * MS - self.node.wall_ns()) if entry.expires_ms else 0
+        return Reserve(entry.key, entry.parent, entry.depth, entry.length, ttl_ns, entry.sequence, tenant=entry.tenant)
+
+    def _check_bytes(self, key: BlockKey, offset: int, data: bytes) -> None:
+        """A tier gives back what it was given: exactly the block's bytes, or damaged ones if the arena's were damaged when written."""
+        if frames.opens(data, key):
+            self.node.judge.delivers(key, len(data), data)
+        elif not self.node.judge.ever_tainted:
+            raise Violation(f"the tier below gave wrong bytes for {self.node.judge.name(key)}")
+        else:
+            self.node.judge.taint(offset, len(data))
+            self.node.coverage.hit("damaged block came back from below")
+
+    # Deaths
+
+    def _run(self, call: Callable[[], T]) -> T | None:
+        """A tier call; None when the process died in its middle."""
+        return self.node.die_or(call)
+
+    def kept(self) -> dict[BlockKey, int]:
+        """What a durable tier must still have after this life: acknowledged, not removed, and listed at the end."""
+        if not self.tier.durable:
+            return {}
+        listed = self.tier.find(list(self.acknowledged))
+        return {key: expires for (key, expires), entry in zip(self.acknowledged.items(), listed, strict=True) if entry is not None}
+
+    def recovered(self, kept: dict[BlockKey, int]) -> None:
+        """A new life: what was acknowledged is listed, and readable with the right bytes."""
+        now_ms = self.wall_ms()
+        listed = self.tier.find(list(kept))
+        for (key, expires_ms), entry in zip(kept.items(), listed, strict=True):
+            if entry is None and not is_expired(expires_ms, now_ms):
+                raise Violation(f"{self.node.judge.name(key)} was written down and acknowledged, and is gone after a restart")
+            self.acknowledged[key] = expires_ms
+        if kept:
+            self.node.coverage.hit("restart adopted what was written down")
