@@ -1,13 +1,11 @@
-"""Cost of one pool node's decisions: microseconds per key of `PoolState`, placement, and how full the allocator gets.
+"""Cost of one pool node's decisions: microseconds per key of `PoolState` and placement. How full the arena gets: `bench.allocator`.
 
 `python -m bench.core [--json] [--batch 512] [--rounds 9]`. Keys are fresh bytes objects in every call, as they come off the wire,
 so each pays for its first hash. Every round runs every case once, several calls a case; what counts is CPU time of this process,
-since the core does nothing but compute. Utilisation: 1 GiB, blocks of 16 KiB to 8 MiB (log-uniform), at the first refusal, and
-the mean and the lowest while the oldest (or random ones) make room for the newest.
+since the core does nothing but compute.
 """
 
 import argparse
-import random
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -17,8 +15,7 @@ from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
 from kvpool.policy.placement import NodeWeight, assign
 from kvpool.pool import PoolState, Reserve
-from kvpool.pool.allocator import Allocator
-from kvpool.units import GIB, KIB, SECOND
+from kvpool.units import KIB, SECOND
 
 FRAME_BYTES = 360 * KIB + 256
 CALLS = 8  # calls of one case in one round
@@ -82,23 +79,6 @@ def cpu_in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[st
     return seconds
 
 
-def utilisation(order: str, steps: int = 6000) -> tuple[float, float, float]:
-    """Fill of a 1 GiB allocator: at the first refusal, then mean and lowest under replacement by `order`."""
-    choice = random.Random(7)
-    allocator = Allocator(GIB)
-    live: list[int] = []
-    first, used = 0.0, list[float]()
-    for _ in range(steps):
-        length = int(2 ** choice.uniform(14, 23))
-        while (offset := allocator.allocate(length)) is None:
-            first = first or 1 - allocator.free_bytes / GIB
-            allocator.free(live.pop(0 if order == "oldest" else choice.randrange(len(live))))
-        live.append(offset)
-        if first:
-            used.append(1 - allocator.free_bytes / GIB)
-    return first, sum(used) / len(used), min(used)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.core", description="Microseconds per key of the pool core.")
     parser.add_argument("--batch", type=int, default=512, help="keys a call")
@@ -118,19 +98,8 @@ def main() -> None:
         for name, values in seconds.items()
     }
     print_table(["case", "µs per key"], [[name, value] for name, value in us.items()])
-    print()
-    fills = {order: utilisation(order) for order in ("oldest", "random")}
-    rows = [[order, *(f"{100 * value:.1f} %" for value in fill)] for order, fill in fills.items()]
-    print_table(["replaced", "first refusal", "mean", "lowest"], rows)
     if args.json:
-        names = ("first_refusal", "mean", "lowest")
-        print_json(
-            {
-                "us_per_key": us,
-                "batch": args.batch,
-                "utilisation": {order: dict(zip(names, fill, strict=True)) for order, fill in fills.items()},
-            }
-        )
+        print_json({"us_per_key": us, "batch": args.batch})
 
 
 if __name__ == "__main__":
