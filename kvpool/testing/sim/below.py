@@ -90,8 +90,6 @@ class Below:
         """A block was found damaged, or isn't wanted: it must not come back from below."""
         if self._run(lambda: self.tier.remove([key])) is not None:
             self.acknowledged.pop(key, None)
-            if self.tier.find([key])[0] is not None:
-                raise Violation(f"{self.node.judge.name(key)} was removed from the tier below, and is there")
 
     def may_leave(self, key: BlockKey) -> bool:
         """Whether evicting the block is no loss: it was written down since its commit, refused often, or the tier is out of order."""

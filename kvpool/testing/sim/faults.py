@@ -33,6 +33,7 @@ class Faults:
             ("bit_flip", draw.bit_flip_ns, self._bit_flip),
             ("clock_jump", draw.clock_jump_ns, self._clock_jump),
             ("discard", draw.discard_ns, self._discard),
+            ("disk", world.below.trouble_ns if world.below.kind == "ssd" and world.below.troubles else 0, self._disk),
             ("clog", net.clog_ns * 4, self._clog),
             ("split", net.split_ns * 4, self._split),
         ):
@@ -42,6 +43,7 @@ class Faults:
     def heal(self) -> None:
         """No more faults; a dead node comes back, a stopped client goes on."""
         self._healed = True
+        self._node.ground.heal()
         self._node.revive()
         for client in self._clients:
             client.stopped_until_ns = 0
@@ -106,6 +108,12 @@ class Faults:
             if node.up:
                 node.judge.after(node.pool, now_ns)
             self._say("discard", block.name)
+
+    def _disk(self, rng: Random) -> None:
+        name = rng.choice(self._world.below.troubles)
+        self._node.ground.trouble(name, rng)
+        self._loop.after(int(rng.random() * self._world.below.trouble_ns), self._node.ground.heal)
+        self._say("disk", name)
 
     def _clog(self, rng: Random) -> None:
         client, back = rng.choice(self._clients), rng.randrange(2)

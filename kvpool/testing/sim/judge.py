@@ -104,6 +104,8 @@ class Judge:
             raise Violation(
                 f"inserted, expired, reclaimed: {truth.inserted}, {truth.expired}, {truth.ran_out} happened, counted {counters}"
             )
+        if counters["hits"] != truth.hits:
+            raise Violation(f"{counters['hits']} hits counted, readers found {truth.hits} blocks")
         if books.blocks + len(truth.reserved) > self._limits.max_blocks:
             raise Violation(f"{books.blocks} blocks and {len(truth.reserved)} reservations, at most {self._limits.max_blocks}")
         used = {tenant: quota.used_bytes for tenant, quota in pool.quotas().items() if quota.used_bytes}
@@ -172,6 +174,7 @@ class Judge:
             raise Violation(f"acquire of {[self.name(key) for key in keys]} found {found}, not {expected}")
         if (answer.lease_id != 0) != bool(hits):
             raise Violation(f"lease {answer.lease_id} for {len(hits)} blocks found")
+        truth.hits += len(hits)
         if hits:
             self._open(answer.lease_id, False, hits, lease_ns, now_ns)
             for copy in hits:

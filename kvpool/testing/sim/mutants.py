@@ -13,6 +13,7 @@ from typing import Any
 from kvpool.block import BlockKey
 from kvpool.pool import PoolState
 from kvpool.pool.blocks import Blocks
+from kvpool.pool.flow import Flush, TierFlow
 from kvpool.pool.keeper import Keeper
 from kvpool.pool.leases import Leases
 from kvpool.pool.pens import Pens
@@ -21,6 +22,7 @@ from kvpool.pool.quotas import Quotas
 from kvpool.pool.resident import Resident, State
 from kvpool.pool.room import Room
 from kvpool.testing.sim import frames, node
+from kvpool.testing.sim.below import Below
 from kvpool.testing.sim.run import Verdict, run_seed
 from kvpool.wire.fence import NodeIdentity
 
@@ -259,6 +261,43 @@ def _reserved_is_visible() -> Sequence[Patch]:
     return [(Blocks, "reserve", visible)]
 
 
+def _dirty_evicted() -> Sequence[Patch]:
+    evictable = Room._evictable
+
+    def blind(self: Room) -> Iterator[Resident]:
+        for block in self._blocks.committed.values():
+            block.dirty = False
+        return evictable(self)
+
+    return [(Room, "_evictable", blind)]
+
+
+def _refusal_is_success() -> Sequence[Patch]:
+    flushed = TierFlow.flushed
+
+    def trusting(self: TierFlow, flush: Flush, stored: Sequence[bool], now_ns: int) -> None:
+        flushed(self, flush, [True] * len(stored), now_ns)
+
+    return [(TierFlow, "flushed", trusting)]
+
+
+def _flush_is_a_use() -> Sequence[Patch]:
+    return [(PoolState, "hold", PoolState.acquire)]
+
+
+def _flush_never_lets_go() -> Sequence[Patch]:
+    flushed = TierFlow.flushed
+
+    def forgetful(self: TierFlow, flush: Flush, stored: Sequence[bool], now_ns: int) -> None:
+        flushed(self, Flush(0, flush.keys, flush.places), stored, now_ns)
+
+    return [(TierFlow, "flushed", forgetful)]
+
+
+def _damaged_comes_back() -> Sequence[Patch]:
+    return [(Below, "forget", lambda self, key: None)]
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="late commit", what="a commit after its lease's end is accepted", seeds=10, patches=_late_commit),
     Mutant(name="leak", what="an abandoned reservation keeps its bytes", seeds=10, patches=_leak),
@@ -285,4 +324,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="same incarnation", what="two lives of a node have one incarnation", seeds=10, patches=_same_incarnation),
     Mutant(name="wall clock", what="leases are timed by a clock that jumps", seeds=10, patches=_wall_clock),
     Mutant(name="moved without bytes", what="a relocated block's bytes stay behind", seeds=10, patches=_moved_without_bytes),
+    Mutant(name="dirty evicted", what="a block leaves before it is written down", seeds=10, patches=_dirty_evicted),
+    Mutant(name="refusal is success", what="what the tier below refused counts as written", seeds=10, patches=_refusal_is_success),
+    Mutant(name="flush is a use", what="writing a block down counts as a use of it", seeds=10, patches=_flush_is_a_use),
+    Mutant(name="flush never lets go", what="a flush keeps its lease", seeds=10, patches=_flush_never_lets_go),
+    Mutant(name="damaged comes back", what="a damaged block is dropped here, not below", seeds=10, patches=_damaged_comes_back),
 )

@@ -16,7 +16,7 @@ from kvpool.testing.sim import frames
 from kvpool.testing.sim.below import NODE, Below
 from kvpool.testing.sim.disk import Crash
 from kvpool.testing.sim.ground import Ground
-from kvpool.testing.sim.judge import Judge
+from kvpool.testing.sim.judge import Judge, Violation
 from kvpool.testing.sim.loop import Loop
 from kvpool.testing.sim.marks import Coverage
 from kvpool.testing.sim.world import World, stream
@@ -276,6 +276,8 @@ class Node:
             self.drop(key)
             self.coverage.hit("damaged block dropped on suspicion")
         self.judge.suspected(key, good)
+        if not good and self.below is not None and self.below.tier.find([key])[0] is not None:
+            raise Violation(f"{self.judge.name(key)} is damaged, was complained about, and may come back from below")
 
     def drop(self, key: BlockKey) -> None:
         """Unlink a block, here and below."""

@@ -85,7 +85,7 @@ class Truth:
         self.references = 0
         self.writes = 0
         self.last_lease = 0
-        self.inserted = self.expired = self.ran_out = self.pins_ran_out = 0
+        self.hits = self.inserted = self.expired = self.ran_out = self.pins_ran_out = 0
         self._due: list[tuple[int, int, int]] = []  # (deadline, 0 lease | 1 expiry | 2 pin, number)
         self._waits: dict[int, Copy | tuple[Copy, str]] = {}
         self._number = 0

@@ -17,6 +17,8 @@ from kvpool.pool.flow import FlowSettings
 from kvpool.units import MS, US
 
 UNIT = 64
+TROUBLES = ("write error", "short write", "read error", "sync error", "misdirected", "full", "read-only", "die inside", "bit flip")
+"""What a disk may do wrong. Two of them lie: after a misdirected write or a flipped bit, what was acknowledged may be gone."""
 
 
 def stream(seed: int, concern: str) -> Random:
@@ -91,7 +93,10 @@ class FaultDraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BelowDraw:
-    """A world's slower tier. `kind` is `none`, `memory` or `ssd`; times: how often a flush may start, how long a transfer takes."""
+    """A world's slower tier. `kind` is `none`, `memory` or `ssd`; times: how often a flush may start, how long a transfer takes.
+
+    `troubles` are the disk's faults this world has (see `ground.py`), each for a while, on average every `trouble_ns`.
+    """
 
     kind: str
     flow: FlowSettings
@@ -99,6 +104,8 @@ class BelowDraw:
     segment_bytes: int
     pump_ns: int
     transfer_ns: int
+    troubles: tuple[str, ...]
+    trouble_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,4 +282,6 @@ def _draw_below(rng: Random, capacity_bytes: int, think_ns: int) -> BelowDraw:
         segment_bytes=0,
         pump_ns=think_ns // rng.choice((2, 8)),
         transfer_ns=think_ns // rng.choice((1, 4)),
+        troubles=tuple(name for name in TROUBLES if rng.random() < 0.3),
+        trouble_ns=think_ns * rng.choice((5, 20)),
     )
