@@ -192,7 +192,10 @@ class Node:
     def lookup(self, keys: Sequence[BlockKey]) -> bytes:
         """A probe."""
         self._probes += 1
-        before = self.judge.order_of(self.pool) if self._probes % 16 == 1 else None
+        before = None
+        if self._probes % 16 == 1:
+            self.settle()
+            before = self.judge.order_of(self.pool)
         answer = self.pool.lookup(keys, self.now_ns())
         self.judge.looked_up(keys, answer)
         if before is not None:

@@ -158,7 +158,7 @@ def draw_world(seed: int) -> World:
     clients = _draw_clients(rng, tenants)
     return World(
         seed=seed,
-        policy=rng.choice(list(POLICIES)),
+        policy=list(POLICIES)[int(stream(seed, "policy").random() * len(POLICIES))],
         capacity_bytes=capacity,
         limits=limits,
         tick_ns=rng.choice((200 * US, MS, 5 * MS)),
