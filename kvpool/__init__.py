@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvpool.block import Geometry, LayerSpec, Namespace
-    from kvpool.client import AsyncClient, Client, connect, connect_async
+    from kvpool.client import AsyncClient, Client, Retention, connect, connect_async
 
 _HOMES = {
     "AsyncClient": "kvpool.client",
@@ -22,11 +22,12 @@ _HOMES = {
     "Geometry": "kvpool.block",
     "LayerSpec": "kvpool.block",
     "Namespace": "kvpool.block",
+    "Retention": "kvpool.client",
     "connect": "kvpool.client",
     "connect_async": "kvpool.client",
 }
 
-__all__ = ["AsyncClient", "Client", "Geometry", "LayerSpec", "Namespace", "connect", "connect_async"]
+__all__ = ["AsyncClient", "Client", "Geometry", "LayerSpec", "Namespace", "Retention", "connect", "connect_async"]
 
 
 def __getattr__(name: str) -> Any:

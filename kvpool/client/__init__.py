@@ -1,6 +1,7 @@
 """The SDK: `connect`, `connect_async`, and the key-level `AsyncPoolClient` that workers use."""
 
 from kvpool.client.pool import AsyncPoolClient
+from kvpool.client.retention import Retention
 from kvpool.client.sdk import AsyncClient, Client, Got, connect, connect_async
 
-__all__ = ["AsyncClient", "AsyncPoolClient", "Client", "Got", "connect", "connect_async"]
+__all__ = ["AsyncClient", "AsyncPoolClient", "Client", "Got", "Retention", "connect", "connect_async"]

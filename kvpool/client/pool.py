@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,10 @@ from typing import Any, Self, TypeVar
 
 from kvpool.block import BlockKey, Namespace, chain_keys
 from kvpool.block.frame import Framer
+from kvpool.client.leasing import keep_alive, lease_ms
 from kvpool.client.links import Links, NodeLink
 from kvpool.client.plan import by_node, leading, owners_of
+from kvpool.client.retention import Retention, check_retention, priority_of
 from kvpool.client.sources import NodeRef, NodeSource, open_source
 from kvpool.client.transfer import Piece, Stages, Touch, Transfer
 from kvpool.clock import seconds_left
@@ -39,7 +40,6 @@ _THREADS = 4
 _CONTROL_S = 2.0
 """Longest wait for one control message."""
 _CONNECT_S = 5.0
-_LEASE_MARGIN_MS = 1_000
 _TEND_S = 2.0
 
 
@@ -102,11 +102,12 @@ class AsyncPoolClient:
         remaining_s = min(_CONTROL_S, seconds_left(deadline_ns))
         if not groups or remaining_s <= 0:
             return 0
-        lease_ms = _lease_ms(deadline_ns)
+        length_ms = lease_ms(sum(map(self._framer.frame_bytes, counts)), deadline_ns)
+        sequence = len(chain) * self.namespace.geometry.block_tokens
 
         async def acquire(link: NodeLink, positions: list[int]) -> tuple[int, list[tuple[int, int] | None]]:
             keys = [chain[first + j] for j in positions]
-            return await link.rpc.acquire(self._owner, lease_ms, keys, remaining_s)
+            return await link.rpc.acquire(self._owner, length_ms, keys, remaining_s, sequence=sequence)
 
         answers = await self._ask_all(groups, refs, acquire, remaining_s)
         places: list[tuple[str, int, int] | None] = [None] * len(counts)
@@ -116,7 +117,7 @@ class AsyncPoolClient:
         pieces = [(first + j, *place) for j, place in enumerate(places[: leading(places)]) if place is not None]
         transfer = _transfer(answers, pieces, chain, first, counts, deadline_ns)
         try:
-            await self._move(transfer, transfer.read, sink)
+            await self._move(transfer, transfer.read, sink, length_ms)
         finally:
             self._let_go(transfer)
         return transfer.done
@@ -130,17 +131,35 @@ class AsyncPoolClient:
         *,
         deadline_ns: int,
         ttl_ns: int = 0,
+        retention: Sequence[Retention] = (),
+        tenant: str = "",
     ) -> int:
         """Make chain[first : first + len(counts)] present: calls `fill(i, payload)` for those the pool lacks and has room for.
 
         `fill` runs in a worker thread, in order of i, and must write the whole payload. Returns how many of the blocks the
-        pool now holds. `ttl_ns` bounds the life of the blocks that are written (0: none).
+        pool now holds. `ttl_ns` bounds the life of the blocks that are written (0: none); `retention` says which tokens are worth
+        keeping longer or shorter than others; their bytes count against the quota of `tenant`.
         """
+        check_retention(retention)
         groups, refs = self._placed(chain, first, len(counts))
         remaining_s = min(_CONTROL_S, seconds_left(deadline_ns))
         if not groups or remaining_s <= 0:
             return 0
-        answers = await self._ask_all(groups, refs, self._reserver(chain, first, counts, ttl_ns, deadline_ns, remaining_s), remaining_s)
+        length_ms = lease_ms(sum(map(self._framer.frame_bytes, counts)), deadline_ns)
+        block_tokens = self.namespace.geometry.block_tokens
+
+        def reservation(index: int, n_tokens: int) -> Reservation:
+            start, parent = index * block_tokens, chain[index - 1] if index else b""
+            rank = priority_of(retention, start, start + n_tokens)
+            return Reservation(chain[index], parent, start, self._framer.frame_bytes(n_tokens), ttl_ns // MS, *rank)
+
+        async def reserve(link: NodeLink, positions: list[int]) -> tuple[int, list[tuple[Outcome, int]]]:
+            blocks = [reservation(first + j, counts[j]) for j in positions]
+            timeout_s = min(_CONTROL_S, max(seconds_left(deadline_ns), 0.001))
+            sequence = len(chain) * block_tokens
+            return await link.rpc.reserve(self._owner, length_ms, blocks, timeout_s, sequence=sequence, tenant=tenant)
+
+        answers = await self._ask_all(groups, refs, reserve, remaining_s)
         held, granted = 0, list[Piece]()
         for node_id, (_, (_, grants)) in answers.items():
             for j, (outcome, offset) in zip(groups[node_id], grants, strict=True):
@@ -150,7 +169,7 @@ class AsyncPoolClient:
         granted.sort()
         transfer = _transfer(answers, granted, chain, first, counts, deadline_ns)
         try:
-            await self._move(transfer, transfer.write, fill)
+            await self._move(transfer, transfer.write, fill, length_ms)
             held += await self._commit(transfer)
         finally:
             self._let_go(transfer)
@@ -214,30 +233,13 @@ class AsyncPoolClient:
         answers = await asyncio.gather(*(one(node_id, positions) for node_id, positions in groups.items()))
         return {node_id: answer for node_id, answer in zip(groups, answers, strict=True) if answer is not None}
 
-    def _reserver(
-        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], ttl_ns: int, deadline_ns: int, timeout_s: float
-    ) -> Callable[[NodeLink, list[int]], Awaitable[tuple[int, list[tuple[Outcome, int]]]]]:
-        """What `store` asks of each node."""
-        block_tokens, ttl_ms = self.namespace.geometry.block_tokens, ttl_ns // MS
-
-        def reservation(index: int, n_tokens: int) -> Reservation:
-            parent = chain[index - 1] if index else b""
-            return (chain[index], parent, index * block_tokens, self._framer.frame_bytes(n_tokens), ttl_ms)
-
-        async def reserve(link: NodeLink, positions: list[int]) -> tuple[int, list[tuple[Outcome, int]]]:
-            blocks = [reservation(first + j, counts[j]) for j in positions]
-            return await link.rpc.reserve(
-                self._owner, _lease_ms(deadline_ns), blocks, min(_CONTROL_S, max(seconds_left(deadline_ns), 0.001))
-            )
-
-        return reserve
-
-    async def _move(self, transfer: Transfer, mover: Callable[[Framer, Stages, Touch], None], touch: Touch) -> None:
-        """Run `mover` in a worker thread. When this task is cancelled, the thread is stopped and waited for first."""
+    async def _move(self, transfer: Transfer, mover: Callable[[Framer, Stages, Touch], None], touch: Touch, length_ms: int) -> None:
+        """Run `mover` in a worker thread, its leases kept alive meanwhile. A cancelled task stops the thread and waits for it first."""
         if not transfer.pieces:
             return
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._threads, mover, self._framer, self._stages, touch)
+        renewal = loop.create_task(keep_alive(transfer, length_ms))
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -253,6 +255,8 @@ class AsyncPoolClient:
             if isinstance(error, DeadlineError) and link.reach.name == "shm":
                 return  # a copy in memory was late because this host is busy: the node has no part in it
             await self._links.failed(link.node, reach=link.reach.name if isinstance(error, UnavailableError) else None)
+        finally:
+            renewal.cancel()
 
     async def _commit(self, transfer: Transfer) -> int:
         """Publish what was written; how many blocks that made visible."""
@@ -315,8 +319,3 @@ def _transfer(
         counts={first + j: n for j, n in enumerate(counts)},
         deadline_ns=deadline_ns,
     )
-
-
-def _lease_ms(deadline_ns: int) -> int:
-    """A lease outlives the transfer's deadline by a margin, so that it never ends under a transfer in time."""
-    return max(0, (deadline_ns - time.monotonic_ns()) // MS) + _LEASE_MARGIN_MS

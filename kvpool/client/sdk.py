@@ -14,6 +14,7 @@ from kvpool.block import Namespace
 from kvpool.client.arrays import as_rows, new_blocks
 from kvpool.client.choose import AUTO
 from kvpool.client.pool import AsyncPoolClient
+from kvpool.client.retention import Retention
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND
 
@@ -59,8 +60,14 @@ class AsyncClient:
         got = await self.pool.load(chain, 0, counts, sink, deadline_ns=self._deadline_ns())
         return Got(tokens=got * self._block_tokens, blocks=out[:got])
 
-    async def put(self, tokens: Sequence[int], blocks: Any) -> int:
-        """Store the KV of `tokens`, one block for every whole block of tokens; how many leading tokens the pool now holds."""
+    async def put(
+        self, tokens: Sequence[int], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = ""
+    ) -> int:
+        """Store the KV of `tokens`, one block for every whole block of tokens; how many leading tokens the pool now holds.
+
+        `ttl_s`: seconds after which new blocks leave (0: never). `retention`: which tokens are worth keeping longer or shorter.
+        `tenant`: whose quota new blocks count against.
+        """
         chain = self.pool.keys(tokens)
         rows = as_rows(blocks, self.pool.namespace.geometry, writable=False)
         if len(rows) != len(chain):
@@ -70,7 +77,10 @@ class AsyncClient:
             payload[:] = rows[index]
 
         counts = [self._block_tokens] * len(chain)
-        return await self.pool.store(chain, 0, counts, fill, deadline_ns=self._deadline_ns()) * self._block_tokens
+        held = await self.pool.store(
+            chain, 0, counts, fill, deadline_ns=self._deadline_ns(), ttl_ns=int(ttl_s * SECOND), retention=retention, tenant=tenant
+        )
+        return held * self._block_tokens
 
     async def close(self) -> None:
         """Disconnect."""
@@ -113,9 +123,9 @@ class Client:
         """See `AsyncClient.get`."""
         return self._run(self._client.get(tokens, out))
 
-    def put(self, tokens: Sequence[int], blocks: Any) -> int:
+    def put(self, tokens: Sequence[int], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = "") -> int:
         """See `AsyncClient.put`."""
-        return self._run(self._client.put(tokens, blocks))
+        return self._run(self._client.put(tokens, blocks, ttl_s=ttl_s, retention=retention, tenant=tenant))
 
     def close(self) -> None:
         """Disconnect. A second call does nothing."""

@@ -1,7 +1,8 @@
 """A pool node between its protocol core and the wire: adds the clock, the arena's bytes and the checks at the edge.
 
-Everything here runs on one thread and never waits: `PoolState` decides, the arena is memory. Bulk bytes of mapped or one-sided
-readers never come through this file; only the gRPC stream of last resort does (`window`).
+Everything here runs on one event loop: `PoolState` decides, the arena is memory. Only two calls may wait, within their caller's patience:
+`reserve` for blocks to be written down, `acquire` for blocks to come back up (`tiers.py`). Bulk bytes of mapped or one-sided readers
+never come through this file; only the gRPC stream of last resort does (`window`).
 """
 
 import logging
@@ -13,10 +14,13 @@ import numpy.typing as npt
 from kvpool.block import KEY_BYTES, BlockKey, check_frame
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError, FrameError
+from kvpool.node.tiers import Tiers
 from kvpool.pool import EXISTS, Granted, PoolState, Reserve
+from kvpool.pool import Outcome as PoolOutcome
+from kvpool.pool.flow import FlowSettings
 from kvpool.request.pool import Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
 from kvpool.tier import Arena
-from kvpool.units import MS
+from kvpool.units import MS, SECOND
 from kvpool.wire.fence import NodeIdentity
 
 log = logging.getLogger(__name__)
@@ -25,11 +29,22 @@ log = logging.getLogger(__name__)
 class NodeHandler:
     """`PoolHandler` of one node: `state` over `arena`."""
 
-    def __init__(self, state: PoolState, arena: Arena, clock: Clock, *, node_id: str, incarnation: int, grpc_data: bool = True) -> None:
+    def __init__(
+        self,
+        state: PoolState,
+        arena: Arena,
+        clock: Clock,
+        *,
+        node_id: str,
+        incarnation: int,
+        grpc_data: bool = True,
+        tiers: Tiers | None = None,
+    ) -> None:
         self.identity = NodeIdentity(node_id, incarnation)
         self._state = state
         self._arena = arena
         self._clock = clock
+        self._tiers = tiers or Tiers(state, arena, clock, below=None, beside=None, settings=FlowSettings())
         self._grpc_data = grpc_data
         self._corrupt = 0
         self.shm: ShmOffer | None = None
@@ -48,35 +63,56 @@ class NodeHandler:
             blocks=books.blocks,
             read_leases=books.read_leases,
             write_leases=books.write_leases,
-            counters={**self._state.counters(), "corrupt": self._corrupt},
+            counters={**self._state.counters(), **self._tiers.counted(), "corrupt": self._corrupt},
             shm=self.shm,
             ucx=self.ucx(),
             grpc_data=self._grpc_data,
         )
 
     def lookup(self, keys: Sequence[bytes]) -> bytes:
-        """One byte a key."""
-        return self._state.lookup(_keys(keys), self._clock.now_ns())
+        """One byte a key: where it is, 0 when nowhere."""
+        wanted = _keys(keys)
+        return self._tiers.present(wanted, self._state.lookup(wanted, self._clock.now_ns()))
 
-    def reserve(self, owner: str, lease_ms: int, blocks: Sequence[Reservation]) -> tuple[int, list[Grant]]:
-        """Room for `blocks`; the parent of a first block is empty."""
+    async def reserve(
+        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], *, sequence: int = 0, tenant: str = "", patience_s: float = 0.0
+    ) -> tuple[int, list[Grant]]:
+        """Room for `blocks`; the parent of a first block is empty. What a slower tier has needs no writing either: EXISTS."""
         items = [
-            Reserve(_key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS)
-            for key, parent, depth, length, ttl_ms in blocks
+            Reserve(_key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant)
+            for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
         ]
-        answer = self._state.reserve(items, owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns())
-        return answer.lease_id, [
-            (Outcome.GRANTED, grant.offset) if isinstance(grant, Granted) else (Outcome.EXISTS if grant is EXISTS else Outcome.NO_SPACE, 0)
-            for grant in answer.grants
-        ]
+        lower = self._tiers.find([item.key for item in items])
+        answer = await self._tiers.reserve(
+            [item for item, found in zip(items, lower, strict=True) if found is None],
+            owner=owner,
+            lease_ns=lease_ms * MS,
+            deadline_ns=self._deadline(patience_s),
+        )
+        grants = iter(answer.grants)
+        return answer.lease_id, [_outcome(next(grants)) if found is None else (Outcome.EXISTS, 0) for found in lower]
 
     def commit(self, lease_id: int, keys: Sequence[bytes]) -> list[bool]:
         """Publish."""
-        return list(self._state.commit(lease_id, _keys(keys), self._clock.now_ns()))
+        wanted = _keys(keys)
+        done = self._state.commit(lease_id, wanted, self._clock.now_ns())
+        self._tiers.committed([key for key, ok in zip(wanted, done, strict=True) if ok])
+        return list(done)
 
-    def acquire(self, owner: str, lease_ms: int, keys: Sequence[bytes]) -> tuple[int, list[Place | None]]:
-        """Lease what is there."""
-        answer = self._state.acquire(_keys(keys), owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns())
+    async def acquire(
+        self, owner: str, lease_ms: int, keys: Sequence[bytes], *, sequence: int = 0, patience_s: float = 0.0
+    ) -> tuple[int, list[Place | None]]:
+        """Lease what is there, once what other tiers hold of it has been brought into the arena."""
+        wanted, held = _keys(keys), 0
+        missing = [key for key in wanted if self._state.locate(key) is None]
+        if missing and self._tiers.has_any(missing):
+            lease_ns = int(patience_s * SECOND) + SECOND
+            held = self._state.hold(wanted, owner=owner, lease_ns=lease_ns, now_ns=self._clock.now_ns()).lease_id
+            await self._tiers.bring(missing, self._deadline(patience_s))
+        answer = self._state.acquire(wanted, owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns(), sequence=sequence)
+        if held:
+            self._state.release(held, self._clock.now_ns())
+        self._tiers.used([key for key, place in zip(wanted, answer.found, strict=True) if place is not None])
         return answer.lease_id, list(answer.found)
 
     def renew(self, lease_id: int, lease_ms: int) -> bool:
@@ -102,6 +138,14 @@ class NodeHandler:
         """End what has run out."""
         self._state.tick(self._clock.now_ns())
 
+    def drop(self, key: BlockKey) -> None:
+        """A block is damaged or unwanted: gone from every tier."""
+        self._state.discard(key)
+        self._tiers.forget([key])
+
+    def _deadline(self, patience_s: float) -> int:
+        return self._clock.now_ns() + int(patience_s * SECOND)
+
     def _examine(self, key: BlockKey) -> None:
         """Drop the block of `key` if its frame is damaged. The reader may be wrong (its lease had ended): look for ourselves."""
         place = self._state.locate(key)
@@ -112,13 +156,19 @@ class NodeHandler:
         except FrameError as error:
             self._corrupt += 1
             log.error("block %s is damaged in the arena and dropped: %s", key.hex()[:16], error)
-            self._state.discard(key)
+            self.drop(key)
 
 
 def _key(raw: bytes) -> BlockKey:
     if len(raw) != KEY_BYTES:
         raise ConfigError(f"a block key has {KEY_BYTES} bytes, got {len(raw)}")
     return BlockKey(raw)
+
+
+def _outcome(grant: Granted | PoolOutcome) -> Grant:
+    if isinstance(grant, Granted):
+        return Outcome.GRANTED, grant.offset
+    return (Outcome.EXISTS if grant is EXISTS else Outcome.NO_SPACE), 0
 
 
 def _keys(raw: Sequence[bytes]) -> list[BlockKey]:

@@ -5,6 +5,7 @@ Calls carry batches; per block these are tuples, because a thousand small object
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,23 @@ class NodeDescription:
     grpc_data: bool = True
 
 
-Reservation = tuple[bytes, bytes, int, int, int]
-"""(key, parent or b"", depth in tokens, frame length in bytes, ttl in ms or 0)."""
+DEFAULT_PRIORITY = 50
+"""The priority of a block nobody gave one, in 0..100."""
+
+
+class Reservation(NamedTuple):
+    """A block somebody wants to write. `parent`: b"" for the first of a chain; `depth`: tokens before it; `length`: bytes of its frame.
+
+    `ttl_ms`: 0 for none. `priority`: 0..100, a higher one stays longer, for `priority_ms` from its commit on (0: for ever).
+    """
+
+    key: bytes
+    parent: bytes
+    depth: int
+    length: int
+    ttl_ms: int = 0
+    priority: int = DEFAULT_PRIORITY
+    priority_ms: int = 0
 
 
 class Outcome(enum.IntEnum):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvpool.request.pool import Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
+from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
 from kvpool.wire.gen import pool_pb2 as pb
 
 
@@ -57,12 +57,18 @@ def description_from_pb(message: pb.DescribeResponse) -> NodeDescription:
 
 def reservations_to_pb(blocks: Sequence[Reservation]) -> list[pb.Reservation]:
     """Spell reservations."""
-    return [pb.Reservation(key=k, parent=p, depth=d, length=n, ttl_ms=t) for k, p, d, n, t in blocks]
+    return [
+        pb.Reservation(key=k, parent=p, depth=d, length=n, ttl_ms=t, priority=None if r == DEFAULT_PRIORITY else r, priority_ms=m)
+        for k, p, d, n, t, r, m in blocks
+    ]
 
 
 def reservations_from_pb(messages: Sequence[pb.Reservation]) -> list[Reservation]:
     """Read reservations."""
-    return [(m.key, m.parent, m.depth, m.length, m.ttl_ms) for m in messages]
+    return [
+        Reservation(m.key, m.parent, m.depth, m.length, m.ttl_ms, m.priority if m.HasField("priority") else DEFAULT_PRIORITY, m.priority_ms)
+        for m in messages
+    ]
 
 
 def grants_to_pb(grants: Sequence[Grant]) -> list[pb.Grant]:

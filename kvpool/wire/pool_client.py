@@ -35,15 +35,18 @@ class PoolRpc:
         return convert.description_from_pb(await self._call(self._stub.Describe, pb.DescribeRequest(), timeout_s))
 
     async def lookup(self, keys: Sequence[bytes], timeout_s: float) -> bytes:
-        """One byte a key, 1 when the node holds it. Takes no lease and touches no order."""
+        """One byte a key: 0 absent, 1 in the arena, 2 in GPU memory, 3 on a slower tier. Takes no lease and touches no order."""
         answer = await self._call(self._stub.Lookup, pb.LookupRequest(keys=keys), timeout_s)
         self._same_length(len(answer.present), len(keys))
         present: bytes = answer.present
         return present
 
-    async def reserve(self, owner: str, lease_ms: int, blocks: Sequence[Reservation], timeout_s: float) -> tuple[int, list[Grant]]:
-        """Ask for room for `blocks`: (lease id or 0, one grant a block)."""
-        request = pb.ReserveRequest(owner=owner, lease_ms=lease_ms, blocks=convert.reservations_to_pb(blocks))
+    async def reserve(
+        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], timeout_s: float, *, sequence: int = 0, tenant: str = ""
+    ) -> tuple[int, list[Grant]]:
+        """Ask for room for `blocks`: (lease id or 0, one grant a block). `sequence`: tokens of the whole prompt, 0 unknown."""
+        spelled = convert.reservations_to_pb(blocks)
+        request = pb.ReserveRequest(owner=owner, lease_ms=lease_ms, blocks=spelled, sequence=sequence, tenant=tenant)
         answer = await self._call(self._stub.Reserve, request, timeout_s)
         self._same_length(len(answer.grants), len(blocks))
         try:
@@ -57,9 +60,14 @@ class PoolRpc:
         self._same_length(len(answer.committed), len(keys))
         return list(answer.committed)
 
-    async def acquire(self, owner: str, lease_ms: int, keys: Sequence[bytes], timeout_s: float) -> tuple[int, list[Place | None]]:
-        """Take a read lease on those of `keys` that are there: (lease id or 0, one place or None a key)."""
-        request = pb.AcquireRequest(owner=owner, lease_ms=lease_ms, keys=keys)
+    async def acquire(
+        self, owner: str, lease_ms: int, keys: Sequence[bytes], timeout_s: float, *, sequence: int = 0
+    ) -> tuple[int, list[Place | None]]:
+        """Take a read lease on those of `keys` that are there: (lease id or 0, one place or None a key).
+
+        The node may take most of `timeout_s` to fetch blocks from a slower tier. `sequence`: tokens of the whole prompt, 0 unknown.
+        """
+        request = pb.AcquireRequest(owner=owner, lease_ms=lease_ms, keys=keys, sequence=sequence)
         answer = await self._call(self._stub.Acquire, request, timeout_s)
         self._same_length(len(answer.found), len(keys))
         return answer.lease_id, convert.places_from_pb(answer.found)

@@ -1,6 +1,6 @@
 """A pool node's end of the control plane: adapts a `PoolHandler` of plain values to the generated servicer."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -16,6 +16,9 @@ from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
 from kvpool.wire.status import code_of
+
+MAX_PATIENCE_S = 5.0
+"""Longest any call waits inside a node."""
 
 
 class PoolHandler(Protocol):
@@ -34,16 +37,20 @@ class PoolHandler(Protocol):
         """Answer Lookup: one byte a key."""
         ...
 
-    def reserve(self, owner: str, lease_ms: int, blocks: Sequence[Reservation]) -> tuple[int, list[Grant]]:
-        """Answer Reserve."""
+    async def reserve(
+        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], *, sequence: int, tenant: str, patience_s: float
+    ) -> tuple[int, list[Grant]]:
+        """Answer Reserve, within `patience_s`: it may wait for blocks to be written down to a slower tier."""
         ...
 
     def commit(self, lease_id: int, keys: Sequence[bytes]) -> list[bool]:
         """Answer Commit."""
         ...
 
-    def acquire(self, owner: str, lease_ms: int, keys: Sequence[bytes]) -> tuple[int, list[Place | None]]:
-        """Answer Acquire."""
+    async def acquire(
+        self, owner: str, lease_ms: int, keys: Sequence[bytes], *, sequence: int, patience_s: float
+    ) -> tuple[int, list[Place | None]]:
+        """Answer Acquire, within `patience_s`: it may fetch blocks from a slower tier."""
         ...
 
     def renew(self, lease_id: int, lease_ms: int) -> bool:
@@ -75,22 +82,31 @@ class _Servicer(rpc.PoolServicer):
         return await self._answer(context, lambda: pb.LookupResponse(present=self._handler.lookup(request.keys)), fenced=False)
 
     async def Reserve(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        def run() -> Any:
+        async def run() -> Any:
             blocks = convert.reservations_from_pb(request.blocks)
-            lease_id, grants = self._handler.reserve(request.owner, request.lease_ms, blocks)
+            lease_id, grants = await self._handler.reserve(
+                request.owner,
+                request.lease_ms,
+                blocks,
+                sequence=request.sequence,
+                tenant=request.tenant,
+                patience_s=_patience_s(context),
+            )
             return pb.ReserveResponse(lease_id=lease_id, grants=convert.grants_to_pb(grants))
 
-        return await self._answer(context, run)
+        return await self._answer_when_done(context, run)
 
     async def Commit(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         return await self._answer(context, lambda: pb.CommitResponse(committed=self._handler.commit(request.lease_id, request.keys)))
 
     async def Acquire(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        def run() -> Any:
-            lease_id, places = self._handler.acquire(request.owner, request.lease_ms, request.keys)
+        async def run() -> Any:
+            lease_id, places = await self._handler.acquire(
+                request.owner, request.lease_ms, request.keys, sequence=request.sequence, patience_s=_patience_s(context)
+            )
             return pb.AcquireResponse(lease_id=lease_id, found=convert.places_to_pb(places))
 
-        return await self._answer(context, run)
+        return await self._answer_when_done(context, run)
 
     async def Renew(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         return await self._answer(context, lambda: pb.RenewResponse(alive=self._handler.renew(request.lease_id, request.lease_ms)))
@@ -136,5 +152,18 @@ class _Servicer(rpc.PoolServicer):
         except KvpoolError as error:
             await context.abort(code_of(error), str(error))
 
+    async def _answer_when_done(self, context: grpc.aio.ServicerContext, run: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            self._check(context, needed=True)
+            return await run()
+        except KvpoolError as error:
+            await context.abort(code_of(error), str(error))
+
     def _check(self, context: grpc.aio.ServicerContext, *, needed: bool) -> None:
         fence.check(context.invocation_metadata(), self._handler.identity, needed=needed)
+
+
+def _patience_s(context: grpc.aio.ServicerContext) -> float:
+    """How long a call may wait: most of what its caller leaves, so that the answer still arrives."""
+    left_s = context.time_remaining()
+    return MAX_PATIENCE_S if left_s is None else max(0.0, min(MAX_PATIENCE_S, 0.8 * left_s))

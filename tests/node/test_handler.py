@@ -12,7 +12,7 @@ from kvpool.errors import ConfigError
 from kvpool.node.handler import NodeHandler
 from kvpool.policy.eviction import PrefixLru
 from kvpool.pool import PoolState
-from kvpool.request.pool import Outcome
+from kvpool.request.pool import Outcome, Reservation
 from kvpool.tier import Arena
 from kvpool.units import KIB, SECOND
 
@@ -38,9 +38,9 @@ def handler(arena: Arena, clock: ManualClock) -> NodeHandler:
     return NodeHandler(PoolState(arena.capacity, PrefixLru()), arena, clock, node_id="0" * 32, incarnation=1)
 
 
-def put(handler: NodeHandler, key: bytes = KEY) -> int:
+async def put(handler: NodeHandler, key: bytes = KEY) -> int:
     """Store a good block of `key`; its offset."""
-    lease_id, [(outcome, offset)] = handler.reserve("w", 1000, [(key, b"", 0, LENGTH, 0)])
+    lease_id, [(outcome, offset)] = await handler.reserve("w", 1000, [Reservation(key, b"", 0, LENGTH)])
     assert outcome is Outcome.GRANTED
     frame = handler.window(lease_id, offset, LENGTH, write=True)
     frame[:] = 7
@@ -49,10 +49,10 @@ def put(handler: NodeHandler, key: bytes = KEY) -> int:
     return offset
 
 
-def test_reserve_write_commit_acquire_read_release(handler: NodeHandler) -> None:
+async def test_reserve_write_commit_acquire_read_release(handler: NodeHandler) -> None:
     """The whole life of a block through the edge."""
-    offset = put(handler)
-    lease_id, places = handler.acquire("r", 1000, [KEY, b"x" * 32])
+    offset = await put(handler)
+    lease_id, places = await handler.acquire("r", 1000, [KEY, b"x" * 32])
     assert places == [(offset, LENGTH), None]
     payload = FRAMER.open(handler.window(lease_id, offset, LENGTH, write=False), KEY).payload
     assert np.all(payload == 7)
@@ -61,10 +61,10 @@ def test_reserve_write_commit_acquire_read_release(handler: NodeHandler) -> None
     assert handler.describe().read_leases == 0
 
 
-def test_window_outside_the_lease_is_refused(handler: NodeHandler, clock: ManualClock) -> None:
+async def test_window_outside_the_lease_is_refused(handler: NodeHandler, clock: ManualClock) -> None:
     """A client reads and writes what it leases and nothing else, and nothing after the lease has ended."""
-    put(handler)
-    lease_id, [place] = handler.acquire("r", 1000, [KEY])
+    await put(handler)
+    lease_id, [place] = await handler.acquire("r", 1000, [KEY])
     assert place is not None
     for offset, length in ((place[0], LENGTH + 64), (place[0] + 4096, 8), (60 * KIB, 16 * KIB)):
         with pytest.raises(ConfigError, match="not covered by lease"):
@@ -75,40 +75,40 @@ def test_window_outside_the_lease_is_refused(handler: NodeHandler, clock: Manual
         handler.window(lease_id, place[0], LENGTH, write=False)
 
 
-def test_reader_of_a_block_may_not_write_it(handler: NodeHandler) -> None:
+async def test_reader_of_a_block_may_not_write_it(handler: NodeHandler) -> None:
     """Blocks are immutable: a read lease gives no right to write."""
-    put(handler)
-    lease_id, [place] = handler.acquire("r", 1000, [KEY])
+    await put(handler)
+    lease_id, [place] = await handler.acquire("r", 1000, [KEY])
     assert place is not None
     with pytest.raises(ConfigError, match="write"):
         handler.window(lease_id, place[0], LENGTH, write=True)
 
 
-def test_suspect_that_is_damaged_is_dropped(handler: NodeHandler, arena: Arena) -> None:
+async def test_suspect_that_is_damaged_is_dropped(handler: NodeHandler, arena: Arena) -> None:
     """The node looks for itself and drops what is really damaged."""
-    offset = put(handler)
+    offset = await put(handler)
     arena.view(offset, LENGTH)[LENGTH - 1] ^= 1
-    lease_id, _ = handler.acquire("r", 1000, [KEY])
+    lease_id, _ = await handler.acquire("r", 1000, [KEY])
     handler.release(lease_id, [KEY])
     assert handler.lookup([KEY]) == b"\0"
     assert handler.describe().counters["corrupt"] == 1
 
 
-def test_suspect_that_is_sound_stays(handler: NodeHandler) -> None:
+async def test_suspect_that_is_sound_stays(handler: NodeHandler) -> None:
     """A reader whose lease had run out may be wrong: its word alone evicts nothing."""
-    put(handler)
-    lease_id, _ = handler.acquire("r", 1000, [KEY])
+    await put(handler)
+    lease_id, _ = await handler.acquire("r", 1000, [KEY])
     handler.release(lease_id, [KEY, b"u" * 32])
     assert handler.lookup([KEY]) == b"\1"
     assert handler.describe().counters["corrupt"] == 0
 
 
-def test_keys_of_the_wrong_length_are_refused(handler: NodeHandler) -> None:
+async def test_keys_of_the_wrong_length_are_refused(handler: NodeHandler) -> None:
     """Malformed keys stop at the edge."""
     with pytest.raises(ConfigError, match="32 bytes"):
         handler.lookup([b"short"])
     with pytest.raises(ConfigError, match="32 bytes"):
-        handler.reserve("w", 1000, [(b"short", b"", 0, 64, 0)])
+        await handler.reserve("w", 1000, [Reservation(b"short", b"", 0, 64)])
 
 
 def test_node_without_grpc_data_says_so(arena: Arena, clock: ManualClock) -> None:

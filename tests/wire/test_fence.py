@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from kvpool.errors import ConfigError, UnavailableError
-from kvpool.request.pool import NodeDescription
+from kvpool.request.pool import NodeDescription, Reservation
 from kvpool.wire.channel import SERVER_OPTIONS, bind
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_client import PoolRpc
@@ -20,7 +20,7 @@ KEY = b"k" * 32
 
 Call = Callable[[PoolRpc], Awaitable[object]]
 CALLS: dict[str, Call] = {
-    "reserve": lambda rpc: rpc.reserve("me", 1000, [(KEY, b"", 0, 64, 0)], 10),
+    "reserve": lambda rpc: rpc.reserve("me", 1000, [Reservation(KEY, b"", 0, 64)], 10),
     "commit": lambda rpc: rpc.commit(1, [KEY], 10),
     "acquire": lambda rpc: rpc.acquire("me", 1000, [KEY], 10),
     "renew": lambda rpc: rpc.renew(1, 1000, 10),
@@ -50,7 +50,7 @@ class Handler:
     def lookup(self, keys: list[bytes]) -> bytes:
         return bytes(len(keys))
 
-    def acquire(self, owner: str, lease_ms: int, keys: list[bytes]) -> tuple[int, list[None]]:
+    async def acquire(self, owner: str, lease_ms: int, keys: list[bytes], *, sequence: int, patience_s: float) -> tuple[int, list[None]]:
         return 0, [None for _ in keys]
 
     def window(self, lease_id: int, offset: int, length: int, *, write: bool) -> npt.NDArray[np.uint8]:

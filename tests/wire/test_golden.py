@@ -4,7 +4,7 @@ Field numbers and types are a promise to clients in other languages. Literals ar
 """
 
 from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, StageTimes, TokenSources
-from kvpool.request.pool import NodeDescription, Outcome, ShmOffer, UcxOffer
+from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, UcxOffer
 from kvpool.wire import convert, convert_work
 from kvpool.wire.gen import pool_pb2, worker_pb2
 
@@ -32,15 +32,20 @@ def double(field: int, eight_bytes: str) -> bytes:
 
 
 def test_reservations_on_the_wire() -> None:
-    """key 1, parent 2, depth 3, length 4, ttl_ms 5; an absent field is zero."""
+    """key 1, parent 2, depth 3, length 4, ttl_ms 5, priority 6, priority_ms 7; an absent field is zero, an absent priority 50."""
     first = blob(1, KEY) + number(4, 737_472)
     second = blob(1, PARENT) + blob(2, KEY) + number(3, 16) + number(4, 737_472) + number(5, 60_000)
-    raw = blob(1, b"me") + number(2, 1500) + blob(3, first) + blob(3, second)
+    third = blob(1, KEY) + number(4, 64) + bytes([6 << 3, 0]) + number(7, 9)  # a priority of 0 is said, not left out
+    raw = blob(1, b"me") + number(2, 1500) + blob(3, first) + blob(3, second) + blob(3, third) + number(4, 40) + blob(5, b"t")
     message = pool_pb2.ReserveRequest.FromString(raw)
     assert (message.owner, message.lease_ms) == ("me", 1500)
     values = convert.reservations_from_pb(message.blocks)
-    assert values == [(KEY, b"", 0, 737_472, 0), (PARENT, KEY, 16, 737_472, 60_000)]
-    again = pool_pb2.ReserveRequest(owner="me", lease_ms=1500, blocks=convert.reservations_to_pb(values))
+    assert values == [
+        Reservation(KEY, b"", 0, 737_472),
+        Reservation(PARENT, KEY, 16, 737_472, 60_000),
+        Reservation(KEY, b"", 0, 64, 0, 0, 9),
+    ]
+    again = pool_pb2.ReserveRequest(owner="me", lease_ms=1500, blocks=convert.reservations_to_pb(values), sequence=40, tenant="t")
     assert again.SerializeToString(deterministic=True) == raw
 
 

@@ -11,12 +11,10 @@ from typing import Final, NamedTuple, Protocol
 
 from kvpool.block import BlockKey
 from kvpool.errors import LocalError
+from kvpool.request.pool import DEFAULT_PRIORITY as DEFAULT_PRIORITY
 
 NEVER_NS: Final = 1 << 63
 """A time that doesn't come."""
-
-DEFAULT_PRIORITY: Final = 50
-"""The priority of a block nobody gave one, in 0..100."""
 
 
 class Arrival(NamedTuple):

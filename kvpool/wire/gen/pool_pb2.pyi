@@ -81,28 +81,36 @@ class LookupResponse(_message.Message):
     def __init__(self, present: _Optional[bytes] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("owner", "lease_ms", "blocks")
+    __slots__ = ("owner", "lease_ms", "blocks", "sequence", "tenant")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     owner: str
     lease_ms: int
     blocks: _containers.RepeatedCompositeFieldContainer[Reservation]
-    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ...) -> None: ...
+    sequence: int
+    tenant: str
+    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., sequence: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("key", "parent", "depth", "length", "ttl_ms")
+    __slots__ = ("key", "parent", "depth", "length", "ttl_ms", "priority", "priority_ms")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_MS_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     parent: bytes
     depth: int
     length: int
     ttl_ms: int
-    def __init__(self, key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., depth: _Optional[int] = ..., length: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    priority: int
+    priority_ms: int
+    def __init__(self, key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., depth: _Optional[int] = ..., length: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., priority: _Optional[int] = ..., priority_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("lease_id", "grants")
@@ -143,14 +151,16 @@ class CommitResponse(_message.Message):
     def __init__(self, committed: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("owner", "lease_ms", "keys")
+    __slots__ = ("owner", "lease_ms", "keys", "sequence")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     owner: str
     lease_ms: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    sequence: int
+    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("lease_id", "found")
