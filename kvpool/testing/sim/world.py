@@ -175,7 +175,7 @@ def draw_world(seed: int) -> World:
 
 def _draw_blocks(rng: Random) -> tuple[tuple[tuple[int, ...], ...], tuple[Block, ...]]:
     """A small forest of chains: some start afresh, some branch off another chain's middle."""
-    small = rng.random() < 0.5
+    lengths = rng.choice(((64, 100, 128, 192), (64, 200, 256, 640, 1000), (128,), (320,)))
     tenants = rng.choice((("",), ("", "red"), ("red", "blue", "")))
     chains: list[tuple[int, ...]] = []
     blocks: list[Block] = []
@@ -188,7 +188,7 @@ def _draw_blocks(rng: Random) -> tuple[tuple[tuple[int, ...], ...], tuple[Block,
         for _ in range(grows):
             number = len(blocks)
             parent = blocks[chain[-1]] if chain else None
-            length = rng.choice((64, 100, 128, 192)) if small else rng.choice((64, 200, 256, 640, 1000))
+            length = rng.choice(lengths)
             key = BlockKey(sha256(b"block %d" % number).digest())
             depth = 0 if parent is None else parent.depth + 16
             parent_key = None if parent is None else parent.key
@@ -232,7 +232,7 @@ def _draw_clients(rng: Random, tenants: Sequence[str]) -> ClientDraw:
         ttl_chance=maybe(0.5, 0.2, 0.7),
         abort_chance=maybe(0.6, 0.05, 0.2),
         repeat_chance=maybe(0.6, 0.1, 0.3),
-        linger_chance=maybe(0.4, 0.05, 0.2),
+        linger_chance=maybe(0.5, 0.05, 0.2),
         renew_chance=maybe(0.6, 0.3, 0.8),
         wrong_suspect_chance=maybe(0.3, 0.05),
         careless=rng.choice((0.0, 0.3, 1.0)),
