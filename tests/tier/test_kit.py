@@ -10,6 +10,7 @@ from kvpool.policy.eviction import PrefixLru
 from kvpool.pool.allocator import Allocator
 from kvpool.testing.tier_kit import TierKit
 from kvpool.tier.contract import Tier
+from kvpool.tier.gpu import GpuRegion
 from kvpool.tier.memory import MemoryTier
 from kvpool.tier.region import BytesRegion, Region
 from kvpool.units import KIB
@@ -55,5 +56,37 @@ class TestTwin(TierKit):
     @pytest.fixture
     def world(self) -> Iterator[MemoryWorld]:
         world = MemoryWorld()
+        yield world
+        world.close()
+
+
+class GpuWorld(MemoryWorld):
+    """Over a tensor, with staging buffers small enough that most records need several."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def region(self, capacity: int) -> Region:
+        """A new tensor."""
+        return GpuRegion(capacity, self.device, staging_bytes=4 * KIB, lanes=2)
+
+
+class TestGpuOverCpuTensors(TierKit):
+    @pytest.fixture
+    def world(self) -> Iterator[GpuWorld]:
+        pytest.importorskip("torch")
+        world = GpuWorld("cpu")
+        yield world
+        world.close()
+
+
+@pytest.mark.gpu
+class TestGpu(TierKit):
+    @pytest.fixture
+    def world(self) -> Iterator[GpuWorld]:
+        if not pytest.importorskip("torch").cuda.is_available():
+            pytest.skip("no CUDA device")
+        world = GpuWorld("cuda")
         yield world
         world.close()
