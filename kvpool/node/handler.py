@@ -138,8 +138,9 @@ class NodeHandler:
         """End what has run out."""
         self._state.tick(self._clock.now_ns())
 
-    def drop(self, key: BlockKey) -> None:
-        """A block is damaged or unwanted: gone from every tier."""
+    def drop_damaged(self, key: BlockKey) -> None:
+        """A block is damaged: counted, and gone from every tier, since what was written down may have been copied from it."""
+        self._corrupt += 1
         self._state.discard(key)
         self._tiers.forget([key])
 
@@ -154,9 +155,8 @@ class NodeHandler:
         try:
             check_frame(self._arena.view(place.offset, place.length), key)
         except FrameError as error:
-            self._corrupt += 1
             log.error("block %s is damaged in the arena and dropped: %s", key.hex()[:16], error)
-            self.drop(key)
+            self.drop_damaged(key)
 
 
 def _key(raw: bytes) -> BlockKey:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
@@ -12,8 +12,11 @@ import grpc.aio
 from kvpool.clock import MonotonicClock
 from kvpool.cluster import Membership, Registration
 from kvpool.errors import ConfigError
+from kvpool.node.admin import NodeAdmin
 from kvpool.node.handler import NodeHandler
-from kvpool.policy.eviction import PrefixLru
+from kvpool.node.opening import TierConfig, open_tiers
+from kvpool.node.tiers import Tiers
+from kvpool.policy.eviction import make_policy
 from kvpool.pool import PoolLimits, PoolState
 from kvpool.request.pool import ShmOffer
 from kvpool.tier import Arena
@@ -21,18 +24,20 @@ from kvpool.tier.arena import DEFAULT_DIRECTORY
 from kvpool.transport import host_boot_id
 from kvpool.transport.ucx import UcxTargetProcess
 from kvpool.units import GIB, format_size
+from kvpool.wire.admin_server import add_admin
 from kvpool.wire.channel import SERVER_OPTIONS, bind
 from kvpool.wire.pool_server import add_pool
 
 log = logging.getLogger(__name__)
 
 OFFERS = ("shm", "ucx", "grpc")
+DEFAULT_POLICY = "prefix-lru"
 _TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """How a node is set up. `node_id`: 32 hex digits, stays the same over restarts.
+    """How a node is set up. `node_id`: 32 hex digits, stays the same over restarts. `policy`: who is evicted first, by name.
 
     `offers` None means every way to the bytes that works here; ways that are named must work.
     """
@@ -42,11 +47,15 @@ class NodeConfig:
     offers: tuple[str, ...] | None = None
     arena_directory: Path = DEFAULT_DIRECTORY
     node_id: str | None = None
+    policy: str = DEFAULT_POLICY
+    limits: PoolLimits = field(default_factory=PoolLimits)
+    tiers: TierConfig = field(default_factory=TierConfig)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.offers or () if name not in OFFERS]
         if unknown or self.offers == ():
             raise ConfigError(f"can't offer {', '.join(unknown) or 'nothing'}; choose from {', '.join(OFFERS)}")
+        make_policy(self.policy)
         if self.capacity_bytes < 1:
             raise ConfigError("a node needs a capacity above 0; set --capacity")
 
@@ -55,7 +64,7 @@ class PoolNode:
     """One node: `await start()`, then `address` is where it serves; `await stop()` gives everything back.
 
     A node's incarnation is the time it started, in microseconds: it names one life of its memory, so whatever was
-    remembered about an earlier life is recognised as stale.
+    remembered about an earlier life is recognised as stale. A node with a disk never repeats one, even when the clock was set back.
     """
 
     def __init__(self, config: NodeConfig, membership: Membership | None = None) -> None:
@@ -69,20 +78,32 @@ class PoolNode:
         self._target: UcxTargetProcess | None = None
         self._registration: Registration | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._tiers: Tiers | None = None
 
     async def start(self) -> None:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
         config = self._config
         wanted = config.offers or OFFERS
-        self._arena = await asyncio.to_thread(Arena.create, config.arena_directory, self.node_id, self.incarnation, config.capacity_bytes)
-        state = PoolState(self._arena.capacity, PrefixLru(), PoolLimits())
+        opened = await asyncio.to_thread(open_tiers, config.tiers, self.incarnation)
+        self.incarnation = opened.incarnation
+        try:
+            self._arena = await asyncio.to_thread(
+                Arena.create, config.arena_directory, self.node_id, self.incarnation, config.capacity_bytes
+            )
+        except BaseException:
+            await asyncio.to_thread(opened.close)
+            raise
+        state, clock = PoolState(self._arena.capacity, make_policy(config.policy), config.limits), MonotonicClock()
+        self._tiers = Tiers(state, self._arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
+        self._tiers.start()
         handler = NodeHandler(
             state,
             self._arena,
-            MonotonicClock(),
+            clock,
             node_id=self.node_id,
             incarnation=self.incarnation,
             grpc_data="grpc" in wanted,
+            tiers=self._tiers,
         )
         if "shm" in wanted:
             handler.shm = ShmOffer(path=str(self._arena.path), boot_id=host_boot_id())
@@ -90,6 +111,7 @@ class PoolNode:
             await self._offer_ucx(handler, self._arena)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         add_pool(self._server, handler)
+        add_admin(self._server, NodeAdmin(handler, state, self._arena, self._tiers, clock))
         self.address = bind(self._server, config.listen)
         await self._server.start()
         self._ticker = asyncio.create_task(_tick(handler))
@@ -124,9 +146,11 @@ class PoolNode:
             await asyncio.gather(self._ticker, return_exceptions=True)
         if self._target is not None:
             await asyncio.to_thread(self._target.close)
+        if self._tiers is not None:
+            await self._tiers.stop()
         if self._arena is not None:
             self._arena.close()
-        self._registration = self._server = self._ticker = self._target = self._arena = None
+        self._registration = self._server = self._ticker = self._target = self._tiers = self._arena = None
 
 
 async def _tick(handler: NodeHandler) -> None:

@@ -34,6 +34,7 @@ _READERS = 4
 _READ_NS = 20 * SECOND
 _LIFT_NS = 5 * SECOND
 _MAX_LIFTS = 4096
+_MAX_SINKS = 8
 _OWNER = "promotion"
 
 
@@ -208,9 +209,9 @@ class Tiers:
             self.committed([entry.key for entry in whole])
 
     async def _lift(self, beside: Tier, keys: Sequence[BlockKey]) -> None:
-        """Copy hot blocks into the faster tier; where it is full, sink its coldest first, once."""
+        """Copy hot blocks into the faster tier; while it is full, sink its coldest (a prefix-aware order names only tails at a time)."""
         try:
-            for _ in range(2):
+            for _ in range(_MAX_SINKS):
                 keys = [key for key, entry in zip(keys, beside.find(keys), strict=True) if entry is None]
                 now_ns = self._clock.now_ns()
                 held = self._pool.hold(keys, owner=_OWNER, lease_ns=_LIFT_NS + 10 * SECOND, now_ns=now_ns)

@@ -57,5 +57,9 @@ class Deadlines(Generic[_Name]):
         del self._live[name]
         return name
 
+    def due(self, now_ns: int) -> list[_Name]:
+        """The names whose deadline is at or before `now_ns`, in no order that means anything. Looks at all."""
+        return [name for name, deadline_ns in self._live.items() if deadline_ns <= now_ns]
+
     def __len__(self) -> int:
         return len(self._live)

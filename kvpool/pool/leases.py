@@ -114,6 +114,10 @@ class Leases:
         """The earliest deadline of all leases, far away without any."""
         return self._deadlines.first_ns()
 
+    def overdue(self, now_ns: int) -> int:
+        """How many leases have a deadline at or before `now_ns`. Looks at all."""
+        return len(self._deadlines.due(now_ns))
+
     def due(self, now_ns: int) -> Lease | None:
         """A lease whose deadline has come, earliest first; the caller ends it. None when there is none."""
         lease_id = self._deadlines.pop_due(now_ns)

@@ -57,6 +57,8 @@ class Room:
         """An offset for `length` bytes, or None."""
         size, ledger = aligned(length), self._blocks.ledger
         if size > ledger.free_bytes + ledger.used_bytes:
+            fits = size <= ledger.capacity_bytes
+            self.waiting = self.waiting or (fits and any(block.dirty for block in self._blocks.committed.values()))
             return None
         for evicted in count():
             if len(self._blocks.extents) < self._limits.max_blocks:
@@ -124,11 +126,11 @@ class Room:
                 block = self._blocks.committed.get(key)
                 if block is None:
                     raise self._story.error("offered for eviction, but not committed", key)
-                if block.grips or key in self._named:
+                if key in self._named:
                     continue
-                if not block.dirty:
+                if block.dirty:  # gripped or not: the grip may be that of the flush
+                    self._passed_dirty += 1
+                    if self._passed_dirty > _DIRTY_SEARCH:
+                        return
+                elif not block.grips:
                     yield block
-                    continue
-                self._passed_dirty += 1
-                if self._passed_dirty > _DIRTY_SEARCH:
-                    return

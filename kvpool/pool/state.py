@@ -97,6 +97,11 @@ class PoolState:
         self._now_ns = 0
         self._due_ns = NEVER_NS  # nothing is due before
 
+    @property
+    def limits(self) -> PoolLimits:
+        """The bounds it was made with."""
+        return self._limits
+
     # Writing
 
     def reserve(self, items: Sequence[Reserve], *, owner: str, lease_ns: int, now_ns: int) -> Reserved:
@@ -341,7 +346,17 @@ class PoolState:
         block = self._blocks.committed.get(key)
         return None if block is None else block.view(self._pins.of(key), self._leases.holders(block) if holders else ())
 
-    def keys(self) -> list[BlockKey]:
+    def writing(self, key: BlockKey) -> bool:
+        """Whether somebody is writing the block."""
+        return key in self._blocks.reserved
+
+    def due(self, now_ns: int) -> tuple[int, int, int]:
+        """What `tick` would end at `now_ns`: leases, blocks whose ttl is over, the bytes these take. Looks at all."""
+        over = [self._blocks.committed[BlockKey(key)] for key in self._expiries.due(now_ns)]
+        free = [block.size for block in over if not block.grips]
+        return self._leases.overdue(now_ns), len(free), sum(free)
+
+    def committed_keys(self) -> list[BlockKey]:
         """Every committed key, in order of commit."""
         return list(self._blocks.committed)
 

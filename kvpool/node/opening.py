@@ -1,0 +1,62 @@
+"""Which tiers a node has besides its arena, and opening them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvpool.errors import ConfigError
+from kvpool.policy.eviction import make_policy
+from kvpool.pool.allocator import Allocator
+from kvpool.pool.flow import FlowSettings
+from kvpool.tier.contract import Tier
+from kvpool.tier.gpu import open_gpu_tier
+from kvpool.units import GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """`ssd`: the directory of the SSD tier, None for none. `gpu_bytes`: GPU memory for hot blocks, 0 for none. `flow`: what goes down."""
+
+    ssd: Path | None = None
+    ssd_bytes: int = 16 * GIB
+    ssd_objects: int = 1 << 20
+    gpu_bytes: int = 0
+    gpu_device: str = "cuda"
+    flow: FlowSettings = field(default_factory=FlowSettings)
+
+    def __post_init__(self) -> None:
+        if self.ssd_bytes < 1 or self.ssd_objects < 1 or self.gpu_bytes < 0:
+            raise ConfigError("an SSD tier needs room for bytes and objects, and GPU memory can't be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The open tiers, and the incarnation to use: later than any that the disk remembers."""
+
+    below: Tier | None
+    beside: Tier | None
+    incarnation: int
+
+    def close(self) -> None:
+        """Give them back unused."""
+        for tier in (self.below, self.beside):
+            if tier is not None:
+                tier.close()
+
+
+def open_tiers(config: TierConfig, incarnation: int) -> Opened:
+    """Open what `config` names; the disk's index is recovered. Blocking. Raises `ConfigError`."""
+    below: Tier | None = None
+    if config.ssd is not None:
+        from kvpool.tier.ssd import SsdTier
+
+        ssd = SsdTier.open(config.ssd, capacity_bytes=config.ssd_bytes, max_objects=config.ssd_objects, incarnation=incarnation)
+        below, incarnation = ssd, ssd.incarnation
+    beside: Tier | None = None
+    if config.gpu_bytes:
+        try:
+            beside = open_gpu_tier(config.gpu_bytes, config.gpu_device, space=Allocator(config.gpu_bytes), policy=make_policy("lru"))
+        except ConfigError:
+            if below is not None:
+                below.close()
+            raise
+    return Opened(below=below, beside=beside, incarnation=incarnation)
