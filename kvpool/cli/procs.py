@@ -41,6 +41,12 @@ class ClusterOptions:
     decode: int = 1
     capacity_bytes: int = GIB
     """Of each node."""
+    ssd: Path | None = None
+    """Directory under which each node keeps an SSD tier; None: memory only."""
+    ssd_capacity_bytes: int = 16 * GIB
+    """Of each node's SSD tier."""
+    policy: str = ""
+    """Eviction policy of the nodes by name; empty: their default."""
     host: str = "127.0.0.1"
     port: int = 8000
     """Of the router; 0 takes a free one."""
@@ -67,7 +73,7 @@ class ClusterOptions:
             raise ConfigError(f"--port must be between 0 and 65535, got {self.port}")
         if self.resident_bytes < 0:
             raise ConfigError(f"resident_bytes can't be negative, got {self.resident_bytes}")
-        for name in ("capacity_bytes", "block_tokens", "chunk_tokens", "request_timeout_s"):
+        for name in ("capacity_bytes", "ssd_capacity_bytes", "block_tokens", "chunk_tokens", "request_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
@@ -103,13 +109,27 @@ def local_processes(options: ClusterOptions, cluster_url: str) -> tuple[ProcessS
     router = (*common, *where, *model, "--request-timeout", f"{options.request_timeout_s:g}")
     specs: list[ProcessSpec] = []
     for index in range(options.nodes):
-        flags = (*common, "--listen", "127.0.0.1:0", "--capacity", str(options.capacity_bytes), "--id", uuid.uuid4().hex)
+        where = ("--listen", "127.0.0.1:0", "--capacity", str(options.capacity_bytes))
+        flags = (*common, *where, "--id", _node_id(options, index), *_storage(options, index))
         specs.append(ProcessSpec(role="node", index=index, argv=(*python, "kvpool.node", *flags), stop_rank=2))
     for role, count in (("prefill", options.prefill), ("decode", options.decode)):
         argv = (*python, f"{role}_worker", *worker)
         specs.extend(ProcessSpec(role=role, index=index, argv=argv, stop_rank=1) for index in range(count))
     specs.append(ProcessSpec(role="router", index=0, argv=(*python, "router", *router), stop_rank=0))
     return tuple(specs)
+
+
+def _node_id(options: ClusterOptions, index: int) -> str:
+    """Another one in each run; with an SSD tier always that of its directory, because who owns which block follows from it."""
+    return uuid.uuid4().hex if options.ssd is None else uuid.uuid5(uuid.NAMESPACE_URL, f"{options.ssd.resolve()}#{index}").hex
+
+
+def _storage(options: ClusterOptions, index: int) -> tuple[str, ...]:
+    """A node's flags about tiers and eviction."""
+    flags = ("--policy", options.policy) if options.policy else ()
+    if options.ssd is None:
+        return flags
+    return (*flags, "--ssd", str(options.ssd / f"node-{index}"), "--ssd-capacity", str(options.ssd_capacity_bytes))
 
 
 def roles_to_await(specs: Sequence[ProcessSpec], roles: Sequence[str]) -> dict[str, int]:

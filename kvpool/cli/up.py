@@ -28,6 +28,9 @@ _COUNT = click.IntRange(0, MAX_PROCESSES_PER_ROLE)
 @click.option("--prefill", default=1, show_default=True, type=_COUNT, help="Prefill workers.")
 @click.option("--decode", default=1, show_default=True, type=click.IntRange(1, MAX_PROCESSES_PER_ROLE), help="Decode workers.")
 @click.option("--capacity", default="1GiB", show_default=True, help="Memory of each pool node.")
+@click.option("--ssd", default=None, type=click.Path(file_okay=False, path_type=Path), help="Directory for an SSD tier of each node.")
+@click.option("--ssd-capacity", default="16GiB", show_default=True, help="Bytes of each node's SSD tier.")
+@click.option("--policy", default="", help="Eviction policy of the nodes, by name.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of the router; 0 takes a free one.")
 @click.option("--transport", default="auto", show_default=True, type=click.Choice(TRANSPORTS), help="How workers reach the pool's bytes.")
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES), help="Of the model and its KV cache.")
@@ -36,7 +39,7 @@ _COUNT = click.IntRange(0, MAX_PROCESSES_PER_ROLE)
 @click.option("--resident", default="512MiB", show_default=True, help="KV of finished requests that each worker keeps; 0: none.")
 @click.option("--log-dir", default=None, type=click.Path(file_okay=False, path_type=Path), help="Where each process writes its log.")
 @click.option("--no-restart", is_flag=True, help="Leave a process that dies dead.")
-def up(capacity: str, resident: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
+def up(capacity: str, ssd_capacity: str, resident: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
     """Run a whole cluster on this machine until Ctrl-C: membership, pool nodes, workers and router.
 
     A process that dies is started again. Ctrl-C stops everything in order; a second one stops it at once.
@@ -45,7 +48,13 @@ def up(capacity: str, resident: str, log_dir: Path | None, no_restart: bool, **o
     from kvpool.cli.state import read_state, state_path
     from kvpool.cli.supervisor import LocalCluster
 
-    chosen = ClusterOptions(capacity_bytes=parse_size(capacity), resident_bytes=parse_size(resident), restart=not no_restart, **options)
+    chosen = ClusterOptions(
+        capacity_bytes=parse_size(capacity),
+        ssd_capacity_bytes=parse_size(ssd_capacity),
+        resident_bytes=parse_size(resident),
+        restart=not no_restart,
+        **options,
+    )
     running = read_state(state_path())
     if running is not None:
         raise ConfigError(f"a cluster is running already at {running.router_url} (pid {running.pid}); stop it first: kill {running.pid}")

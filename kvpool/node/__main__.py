@@ -5,12 +5,17 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 
 from kvpool.cluster import open_membership
 from kvpool.errors import KvpoolError
-from kvpool.node.service import OFFERS, NodeConfig, PoolNode
+from kvpool.node.opening import TierConfig
+from kvpool.node.service import DEFAULT_POLICY, OFFERS, NodeConfig, PoolNode
+from kvpool.policy.eviction import POLICIES
+from kvpool.pool import PoolLimits
+from kvpool.pool.flow import FlowSettings
 from kvpool.units import parse_size
 
 
@@ -21,7 +26,26 @@ from kvpool.units import parse_size
 @click.option("--id", "node_id", default=None, help="Identity, 32 hex digits; a new one by default.")
 @click.option("--offer", default=None, help=f"Ways to reach the bytes, of {','.join(OFFERS)}; all that work here by default.")
 @click.option("--arena-dir", default="/dev/shm", show_default=True, type=click.Path(path_type=Path), help="Where shared memory is made.")
-def main(cluster: str | None, listen: str, capacity: str, node_id: str | None, offer: str | None, arena_dir: Path) -> None:
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, type=click.Choice(list(POLICIES)), help="Who is evicted first.")
+@click.option("--ssd", default=None, type=click.Path(path_type=Path, file_okay=False), help="Directory of the SSD tier; none by default.")
+@click.option("--ssd-capacity", default="16GiB", show_default=True, help="Bytes of the SSD tier.")
+@click.option("--ssd-objects", default=1 << 20, show_default=True, type=click.IntRange(1), help="Blocks the SSD tier holds at most.")
+@click.option("--write", default="through", show_default=True, type=click.Choice(["through", "back"]), help="When blocks go to the SSD.")
+@click.option("--admission", default="all", show_default=True, type=click.Choice(["all", "hot"]), help="Which blocks go to the SSD.")
+@click.option("--gpu", "gpu_capacity", default="0", show_default=True, help="Bytes of GPU memory for hot blocks.")
+@click.option("--gpu-device", default="cuda", show_default=True, help="Where they are: a torch device.")
+@click.option("--max-blocks", default=PoolLimits().max_blocks, show_default=True, type=click.IntRange(1), help="Blocks in memory at most.")
+def main(
+    cluster: str | None,
+    listen: str,
+    capacity: str,
+    node_id: str | None,
+    offer: str | None,
+    arena_dir: Path,
+    policy: str,
+    max_blocks: int,
+    **tiers: Any,
+) -> None:
     """Run one pool node."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -31,10 +55,32 @@ def main(cluster: str | None, listen: str, capacity: str, node_id: str | None, o
             offers=None if offer is None else tuple(name.strip() for name in offer.split(",") if name.strip()),
             arena_directory=arena_dir,
             node_id=node_id,
+            policy=policy,
+            limits=PoolLimits(max_blocks=max_blocks),
+            tiers=_tier_config(**tiers),
         )
         asyncio.run(_run(config, cluster))
     except KvpoolError as error:
         sys.exit(f"kvpool node: {error}")
+
+
+def _tier_config(
+    ssd: Path | None,
+    ssd_capacity: str,
+    ssd_objects: int,
+    write: Literal["through", "back"],
+    admission: Literal["all", "hot"],
+    gpu_capacity: str,
+    gpu_device: str,
+) -> TierConfig:
+    return TierConfig(
+        ssd=ssd,
+        ssd_bytes=parse_size(ssd_capacity),
+        ssd_objects=ssd_objects,
+        gpu_bytes=parse_size(gpu_capacity),
+        gpu_device=gpu_device,
+        flow=FlowSettings(write=write, admission=admission),
+    )
 
 
 async def _run(config: NodeConfig, cluster: str | None) -> None:

@@ -1,5 +1,7 @@
 """The table of processes of a local cluster and its flags."""
 
+from pathlib import Path
+
 import pytest
 
 from kvpool.cli.procs import ClusterOptions, local_processes, roles_to_await
@@ -81,3 +83,14 @@ def test_roles_to_await_skip_what_is_not_started() -> None:
     """A cluster without prefill workers is complete without them."""
     specs = local_processes(ClusterOptions(nodes=0, prefill=0, decode=2), URL)
     assert roles_to_await(specs, ("node", "prefill", "decode", "router")) == {"decode": 2, "router": 1}
+
+
+def test_node_with_an_ssd_tier_keeps_its_directory_and_id_over_runs(tmp_path: Path) -> None:
+    """Which blocks a node owns follows from its id: with another one it would not look for what its disk holds."""
+    options = ClusterOptions(nodes=2, ssd=tmp_path, ssd_capacity_bytes=1 << 30, policy="lru")
+    first, second = ([spec.argv for spec in local_processes(options, "redis://x") if spec.role == "node"] for _ in range(2))
+    assert first == second
+    for index, argv in enumerate(first):
+        flags = dict(zip(argv[3::2], argv[4::2], strict=False))
+        assert (flags["--ssd"], flags["--ssd-capacity"], flags["--policy"]) == (str(tmp_path / f"node-{index}"), str(1 << 30), "lru")
+    assert first[0] != first[1]
