@@ -1,6 +1,9 @@
 """Every memory tier passes the contract of a tier: the twin, the shared one, and the GPU's over CPU tensors."""
 
+import random
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +11,16 @@ import pytest
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
 from kvpool.pool.allocator import Allocator
+from kvpool.testing.noncoherent import NonCoherentShim, memory_of
 from kvpool.testing.tier_kit import TierKit
+from kvpool.tier import DEFAULT_DIRECTORY
 from kvpool.tier.contract import Tier
 from kvpool.tier.gpu import GpuRegion
 from kvpool.tier.memory import MemoryTier
 from kvpool.tier.region import BytesRegion, Region
+from kvpool.tier.shared import open_shared_tier
+from kvpool.tier.shared.opening import share
+from kvpool.tier.shared.table import table_bytes
 from kvpool.units import KIB
 
 
@@ -52,6 +60,35 @@ class MemoryWorld:
             tier.close()
 
 
+class SharedWorld(MemoryWorld):
+    """Tiers in files on shared memory, each with its slot table."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def open(self, capacity_bytes: int, max_objects: int = 1024) -> Tier:
+        """A tier in a new file."""
+        path = self.directory / f"{len(self.tiers)}.shared"
+        tier = open_shared_tier(
+            path, capacity_bytes, "5e" * 16, 1, space=Allocator(capacity_bytes), policy=PrefixLru(), max_objects=max_objects
+        )
+        self.tiers.append(tier)
+        return tier
+
+
+class ShimWorld(MemoryWorld):
+    """Shared tiers behind a cache that nobody keeps alike."""
+
+    def open(self, capacity_bytes: int, max_objects: int = 1024) -> Tier:
+        """A tier over a view of memory of its own."""
+        region = NonCoherentShim(memory_of(table_bytes(max_objects) + capacity_bytes), random.Random(len(self.tiers)))
+        space = Allocator(capacity_bytes)
+        tier = share(region, capacity_bytes, bytes(16), 1, space=space, policy=PrefixLru(), max_objects=max_objects)
+        self.tiers.append(tier)
+        return tier
+
+
 class TestTwin(TierKit):
     @pytest.fixture
     def world(self) -> Iterator[MemoryWorld]:
@@ -88,5 +125,23 @@ class TestGpu(TierKit):
         if not pytest.importorskip("torch").cuda.is_available():
             pytest.skip("no CUDA device")
         world = GpuWorld("cuda")
+        yield world
+        world.close()
+
+
+class TestShared(TierKit):
+    @pytest.fixture
+    def world(self) -> Iterator[SharedWorld]:
+        with tempfile.TemporaryDirectory(dir=DEFAULT_DIRECTORY) as directory:
+            world = SharedWorld(Path(directory))
+            yield world
+            world.close()
+            assert list(Path(directory).iterdir()) == []
+
+
+class TestSharedOverTheShim(TierKit):
+    @pytest.fixture
+    def world(self) -> Iterator[ShimWorld]:
+        world = ShimWorld()
         yield world
         world.close()
