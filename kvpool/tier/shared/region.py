@@ -3,6 +3,7 @@
 import os
 import weakref
 from pathlib import Path
+from typing import Self
 
 from kvpool.errors import ClosedError
 from kvpool.tier.mappable import Mapped, give_back, map_owned, map_to_read
@@ -23,12 +24,12 @@ class SharedRegion:
         self._finish = weakref.finalize(self, _give_back, mapped, os.getpid())
 
     @classmethod
-    def own(cls, path: str | Path, nbytes: int, coherence: Coherence | None = None) -> "SharedRegion":
+    def own(cls, path: str | Path, nbytes: int, coherence: Coherence | None = None) -> Self:
         """Take `path` and map at least `nbytes` of it. Raises `ConfigError`."""
         return cls(map_owned(Path(path).absolute(), nbytes), coherence)
 
     @classmethod
-    def attach(cls, path: str | Path, coherence: Coherence | None = None) -> "SharedRegion":
+    def attach(cls, path: str | Path, coherence: Coherence | None = None) -> Self:
         """Map all of `path` for reading only. Raises `UnavailableError`."""
         return cls(map_to_read(Path(path).absolute()), coherence)
 
