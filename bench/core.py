@@ -6,7 +6,9 @@ since the core does nothing but compute.
 """
 
 import argparse
+import gc
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 
@@ -14,7 +16,7 @@ from bench.report import print_json, print_table, spread
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
 from kvpool.policy.placement import NodeWeight, assign
-from kvpool.pool import PoolState, Reserve
+from kvpool.pool import PoolLimits, PoolState, Reserve
 from kvpool.units import KIB, SECOND
 
 FRAME_BYTES = 360 * KIB + 256
@@ -79,10 +81,27 @@ def cpu_in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[st
     return seconds
 
 
+def metadata_bytes(objects: int) -> float:
+    """Python memory per resident block, when `objects` blocks of 64 to 256 bytes are resident; their keys included."""
+    gc.collect()
+    tracemalloc.start()
+    pool = PoolState(objects * 256, PrefixLru(), PoolLimits(max_blocks=objects, max_story_keys=1))
+    before = tracemalloc.get_traced_memory()[0]
+    for start in range(0, objects, 1000):
+        keys = [BlockKey(i.to_bytes(32, "little")) for i in range(start, min(start + 1000, objects))]
+        got = pool.reserve([Reserve(key, None, 0, 64 + key[0] % 193) for key in keys], owner="bench", lease_ns=SECOND, now_ns=0)
+        pool.commit(got.lease_id, keys, 0)
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return used / pool.books().blocks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.core", description="Microseconds per key of the pool core.")
     parser.add_argument("--batch", type=int, default=512, help="keys a call")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--objects", type=int, default=0, help="also put this many tiny blocks and print what each costs in memory")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     if args.batch < 1 or args.rounds < 1:
@@ -98,8 +117,11 @@ def main() -> None:
         for name, values in seconds.items()
     }
     print_table(["case", "µs per key"], [[name, value] for name, value in us.items()])
+    metadata = metadata_bytes(args.objects) if args.objects else None
+    if metadata is not None:
+        print(f"\n{args.objects:,} tiny blocks: {metadata:.0f} bytes of metadata each")
     if args.json:
-        print_json({"us_per_key": us, "batch": args.batch})
+        print_json({"us_per_key": us, "batch": args.batch, "metadata_bytes_per_object": metadata, "objects": args.objects})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ bytes books the plan by `apply`, copies them in order, and allocates again.
 from collections.abc import Callable, Sequence
 
 from kvpool.errors import ConfigError
-from kvpool.pool.holes import ALIGNMENT, Holes
+from kvpool.pool.holes import ALIGNMENT as ALIGNMENT
+from kvpool.pool.holes import Holes
 from kvpool.pool.relocate import BEFORE_MASK, SIZE_SHIFT, Planner
 from kvpool.pool.story import InvariantError
 from kvpool.pool.values import Move
