@@ -168,7 +168,7 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 def _transfer(descriptor: int, run: list[Piece], *, writing: bool) -> None:
     """All bytes of a run, however many calls the kernel makes of it. Raises `OSError`."""
-    vectors = [memoryview(piece.data) for piece in run]
+    vectors = [piece.data.data for piece in run]
     offset, left = run[0].offset, sum(piece.data.size for piece in run)
     call = os.pwritev if writing else os.preadv
     while left:

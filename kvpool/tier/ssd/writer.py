@@ -1,0 +1,199 @@
+"""The one who writes: groups of records, tombstones, copies of what is worth keeping, and what a life has to write before its first group.
+
+Theory. Everything that changes the log goes through here, one call at a time. A call splits its records into groups that fit, makes room
+when the tail is full, and tells the index after each sync. What fails is said to `Health`; nothing is raised."""
+
+import errno
+import threading
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from kvpool.block import BlockKey
+from kvpool.clock import Clock
+from kvpool.tier.contract import Record
+from kvpool.tier.ssd.append import MAX_ITEMS, Appender, fitting
+from kvpool.tier.ssd.disk import PAGE, Disk
+from kvpool.tier.ssd.format import Place, Super, Tombstone, header_bytes, up
+from kvpool.tier.ssd.health import Health
+from kvpool.tier.ssd.index import Held, LogIndex, Segment
+from kvpool.tier.ssd.lanes import Lanes
+from kvpool.tier.ssd.reader import Reader
+from kvpool.tier.ssd.recover import Recovered
+from kvpool.tier.ssd.root import NAME, write_super
+from kvpool.tier.ssd.segments import Segments
+from kvpool.units import MIB
+
+_COPY_BYTES: Final = 8 * MIB
+_TOMBSTONES: Final = MAX_ITEMS // 2
+_TOMBSTONE_ROOM: Final = up(header_bytes((), _TOMBSTONES), PAGE)
+_MAX_ADVANCES: Final = 4
+
+
+class Writer:
+    """Writes to one log. `write` and `flush_tombstones` by one thread at a time; the rest is thread-safe."""
+
+    def __init__(
+        self, disk: Disk, lanes: Lanes, index: LogIndex, reader: Reader, clock: Clock, found: Recovered, block: Super, max_slots: int
+    ) -> None:
+        self.health = Health(clock, reader)
+        self._disk, self._lanes, self._index, self._reader, self._clock = disk, lanes, index, reader, clock
+        self._appender = Appender(disk, lanes, clock, block.incarnation)
+        self._segments = Segments(disk, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation)
+        self._super: Super | None = block
+        self._repairs = list(found.repairs)
+        self._pending: dict[BlockKey, Place] = {}
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(("groups", "copy_failed", "tombstones"), 0)
+        self._prepare()
+
+    def counters(self) -> dict[str, int]:
+        """What the writer counts."""
+        return {
+            **self._segments.counters,
+            **self._counts,
+            "pending_removals": len(self._pending),
+            "write_errors": self.health.write_failures,
+        }
+
+    def write(self, records: Sequence[Record], deadline_ns: int) -> list[Held]:
+        """Store records the index doesn't have, none larger than a segment takes; those that are stored."""
+        stored: list[Held] = []
+        if not self._ready(deadline_ns):
+            return stored
+        todo = list(records)
+        while todo and self._clock.now_ns() < deadline_ns:
+            tombstones = self._some_tombstones()
+            count = self._fit(todo, tombstones, deadline_ns)
+            if count is None:
+                break
+            if not count:
+                todo.pop(0)  # too large beside what had to be copied
+                continue
+            held = self._group(todo[:count], tombstones, deadline_ns)
+            if held is None:
+                break
+            for one in held:
+                self._segments.counters["evicted"] += len(self._index.insert(one))
+            stored += held
+            todo = todo[count:]
+        return stored
+
+    def bury(self, dropped: Sequence[Held]) -> None:
+        """These were removed: their tombstones go with the next group."""
+        with self._lock:
+            for held in dropped:
+                self._pending[held.entry.key] = max(held.place, self._pending.get(held.entry.key, held.place))
+
+    def flush_tombstones(self, deadline_ns: int) -> None:
+        """Write the tombstones that wait, as far as the device and the deadline allow."""
+        while self._pending and self._ready(deadline_ns):
+            tombstones = self._some_tombstones()
+            if self._fit([], tombstones, deadline_ns) is None or self._group([], tombstones, deadline_ns) is None:
+                return
+
+    def _ready(self, deadline_ns: int) -> bool:
+        if not self.health.writable or self._clock.now_ns() >= deadline_ns:
+            return False
+        if self.health.ailing:
+            self.health.probing()
+            failure = self._reader.probe(NAME)
+            if failure:
+                self.health.failed(failure, "reading failed")
+                return False
+        return self._prepare()
+
+    def _prepare(self) -> bool:
+        """Write what must be on the disk before this life writes groups."""
+        try:
+            if self._super is not None:
+                write_super(self._disk, self._super)
+                self._super = None
+        except OSError as error:
+            self.health.failed(error.errno or errno.EIO, "can't write the superblock")
+            return False
+        while self._repairs:
+            failure = self._appender.rewrite(*self._repairs[-1])
+            if failure:
+                self.health.failed(failure, "can't write to the last segment")
+                return False
+            self._repairs.pop()
+        return True
+
+    def _fit(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> int | None:
+        """How many records go into the next group, the log moved on to another segment if need be. None: a failure, and said so."""
+        for _ in range(_MAX_ADVANCES):
+            count = fitting(records, len(tombstones), self._segments.room())
+            if count or (not records and self._segments.room() >= _TOMBSTONE_ROOM):
+                return count
+            failure = self._segments.advance(self._copy, deadline_ns)
+            if failure:
+                self.health.failed(failure, "can't begin a segment")
+                return None
+        return 0
+
+    def _group(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> list[Held] | None:
+        tail = self._segments.tail
+        assert tail is not None
+        failure, held = self._appender.append(tail, records, tombstones, deadline_ns)
+        if failure:
+            self.health.failed(failure, "a write failed")
+            return None
+        self.health.wrote()
+        self._counts["groups"] += 1
+        self._counts["tombstones"] += len(tombstones)
+        with self._lock:
+            for tomb in tombstones:
+                if self._pending.get(tomb.key) == tomb.before:
+                    del self._pending[tomb.key]
+        return held
+
+    def _some_tombstones(self) -> list[Tombstone]:
+        with self._lock:
+            return [Tombstone(key, place) for key, place in islice(self._pending.items(), _TOMBSTONES)]
+
+    def _copy(self, source: Segment, kept: Sequence[Held], tombstones: Sequence[Tombstone], deadline_ns: int) -> int:
+        """Append copies to the tail and move the index to them; an errno. What does not fit is left."""
+        tail = self._segments.tail
+        assert tail is not None
+        for start in range(0, len(tombstones), _TOMBSTONES):
+            if self._segments.room() < _TOMBSTONE_ROOM:
+                return errno.ENOSPC
+            failure, _ = self._appender.append(tail, [], tombstones[start : start + _TOMBSTONES], deadline_ns)
+            if failure:
+                return failure
+        at = 0
+        while at < len(kept):
+            batch = list(kept[at : at + 1])
+            while at + len(batch) < min(len(kept), at + _TOMBSTONES) and sum(held.entry.length for held in batch) < _COPY_BYTES:
+                batch.append(kept[at + len(batch)])
+            at += len(batch)
+            failure = self._copy_some(source, tail, batch, deadline_ns)
+            if failure:
+                return failure
+        return 0
+
+    def _copy_some(self, source: Segment, tail: Segment, batch: Sequence[Held], deadline_ns: int) -> int:
+        read = self._lanes.each(lambda held: self._fetch(source, held, deadline_ns), batch)
+        found = [(held, record) for held, record in zip(batch, read, strict=True) if record is not None]
+        if self._clock.now_ns() >= deadline_ns:
+            return errno.ETIMEDOUT
+        found = found[: fitting([record for _, record in found], 0, self._segments.room())]
+        if not found:
+            return 0
+        failure, copies = self._appender.append(tail, [record for _, record in found], [], deadline_ns)
+        if failure:
+            return failure
+        self.bury([copy for (held, _), copy in zip(found, copies, strict=True) if not self._index.move(held, copy)])
+        return 0
+
+    def _fetch(self, source: Segment, held: Held, deadline_ns: int) -> Record | None:
+        entry = held.entry
+        data = np.empty(entry.length, np.uint8)
+        got = self._reader.fetch(source.slot, held.place.offset, entry.length, data, deadline_ns)
+        if got.failure or got.checksum != held.checksum:
+            self._counts["copy_failed"] += 1  # it leaves with its segment
+            return None
+        return Record(entry.key, entry.parent, entry.depth, data, entry.expires_ms, entry.sequence, entry.tenant)
