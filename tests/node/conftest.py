@@ -1,6 +1,7 @@
 """One node's core over a small arena and twins of its tiers, without a wire."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -69,6 +70,13 @@ class Rig:
 def chain(name: str, count: int) -> list[BlockKey]:
     """A chain's keys."""
     return [BlockKey(sha256(f"{name}/{i}".encode()).digest()) for i in range(count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something has happened."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 def twin(nbytes: int, name: str = "memory") -> MemoryTier:

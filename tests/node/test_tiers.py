@@ -1,7 +1,7 @@
 """Blocks on their way between the arena and other tiers, in one node."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvpool.block import BlockKey
@@ -11,16 +11,7 @@ from kvpool.pool.flow import FlowSettings
 from kvpool.request.pool import Outcome
 from kvpool.tier.contract import Record
 
-from .conftest import LENGTH, Rigs, chain
-
-_LIMIT_S = 20.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something has happened."""
-    async with asyncio.timeout(_LIMIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+from .conftest import LENGTH, Rigs, chain, until
 
 
 async def test_chain_larger_than_the_arena_is_all_kept_with_a_tier_below(rigs: Rigs) -> None:
