@@ -9,6 +9,7 @@ from kvpool.pool.allocator import Allocator
 from kvpool.pool.flow import FlowSettings
 from kvpool.tier.contract import Tier
 from kvpool.tier.gpu import open_gpu_tier
+from kvpool.tier.ssd import SsdTier
 from kvpool.units import GIB
 
 
@@ -47,8 +48,6 @@ def open_tiers(config: TierConfig, incarnation: int) -> Opened:
     """Open what `config` names; the disk's index is recovered. Blocking. Raises `ConfigError`."""
     below: Tier | None = None
     if config.ssd is not None:
-        from kvpool.tier.ssd import SsdTier
-
         ssd = SsdTier.open(config.ssd, capacity_bytes=config.ssd_bytes, max_objects=config.ssd_objects, incarnation=incarnation)
         below, incarnation = ssd, ssd.incarnation
     beside: Tier | None = None
