@@ -9,14 +9,20 @@ bytes and no SIGBUS.
 superblock knows where the region starts in the file. It is mapped without the superblock, so no stray write can reach the latter.
 
 A descriptor that a forked child inherits keeps the lock alive; start children with exec (Python's descriptors close on exec).
+
+A memory device (`/dev/dax*`) can hold an arena, too. It can't be unlinked, so a successor writes where its predecessor's clients may still
+look or even write: it must not start before their leases are over. Readers' checksums turn what went wrong into misses.
 """
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import stat
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -24,10 +30,13 @@ from typing import Final, Self
 import numpy as np
 
 from kvpool.errors import ClosedError, ConfigError, FrameError, UnavailableError
-from kvpool.tier.pages import Bytes, ask_for_huge_pages, populate, touch
+from kvpool.tier import mappable
+from kvpool.tier.pages import Bytes, ask_for_huge_pages, huge_bytes, lock_pages, populate, touch
 from kvpool.tier.space import require_space
 from kvpool.tier.superblock import SUPERBLOCK_BYTES, Superblock, decode_superblock, node_bytes
 from kvpool.units import GIB, format_size
+
+log = logging.getLogger(__name__)
 
 DEFAULT_DIRECTORY: Final = Path("/dev/shm")
 _PREFIX: Final = "kvpool-"
@@ -75,32 +84,78 @@ class _Mapped:
 
 
 class Arena(_Mapped):
-    """The owner's side: creates the file, keeps its lock, unlinks it on `close()`."""
+    """The owner's side: creates the file, keeps its lock, unlinks it on `close()`.
 
-    def __init__(self, path: Path, superblock: Superblock, data: Bytes, descriptor: int) -> None:
+    `huge_bytes`: how much of it is mapped by huge pages; `locked_bytes`: how much can't be swapped out. Both as found right after creation.
+    """
+
+    def __init__(self, path: Path, superblock: Superblock, data: Bytes, finish: Callable[[], None], *, lock: bool) -> None:
         super().__init__(path, superblock, data)
-        self._finish = weakref.finalize(self, _give_back, path, descriptor, os.getpid())
+        self._finish = weakref.finalize(self, _finish_in, os.getpid(), finish)
+        refusal = lock_pages(data) if lock else 0
+        self.locked_bytes = data.size if lock and not refusal else 0
+        self.huge_bytes = huge_bytes(data)
+        log.info(
+            "arena %s: %s, of it %s in huge pages, %s locked",
+            *(path, format_size(data.size), format_size(self.huge_bytes), format_size(self.locked_bytes)),
+        )
+        if refusal:
+            why = os.strerror(refusal)
+            log.warning("arena %s can't be locked in memory: %s; raise RLIMIT_MEMLOCK (ulimit -l), or don't ask for it", path, why)
 
     @classmethod
-    def create(cls, directory: str | Path, node_id: str, incarnation: int, capacity: int) -> "Arena":
+    def create(cls, directory: str | Path, node_id: str, incarnation: int, capacity: int, *, lock: bool = False) -> "Arena":
         """Take `capacity` bytes of shared memory in `directory` for node `node_id` (32 hex digits), every page touched.
 
-        Dead owners' files are swept first. Raises `ConfigError` (no room, no such directory, the same node is running already).
+        `lock` asks that none is ever swapped out. Dead owners' files are swept first. Raises `ConfigError` (no room, no such directory,
+        the same node is running already).
         """
         directory = Path(directory).absolute()
         superblock = Superblock(node_id=node_bytes(node_id), incarnation=incarnation, capacity=capacity)
         reap_stale(directory)
-        require_space(directory, superblock.file_bytes)
-        path = directory / f"{_PREFIX}{node_id}-{incarnation}{_SUFFIX}"
+        return cls._in_file(directory / f"{_PREFIX}{node_id}-{incarnation}{_SUFFIX}", superblock, lock)
+
+    @classmethod
+    def on(cls, path: str | Path, node_id: str, incarnation: int, capacity: int, *, lock: bool = False) -> "Arena":
+        """The same at a `path` of the caller's choice: a file, or a memory device. What was there is replaced.
+
+        A file that is there is unlinked and made anew, unless its owner lives; a device keeps what was in its data region. Raises
+        `ConfigError`.
+        """
+        path = Path(path).absolute()
+        superblock = Superblock(node_id=node_bytes(node_id), incarnation=incarnation, capacity=capacity)
+        if mappable.is_device(path):
+            return cls._on_device(path, superblock, lock)
+        _unlink_dead(path)
+        return cls._in_file(path, superblock, lock)
+
+    @classmethod
+    def _in_file(cls, path: Path, superblock: Superblock, lock: bool) -> "Arena":
+        require_space(path.parent, superblock.file_bytes)
         descriptor = _create_locked(path)
         try:
             data = _fill(descriptor, superblock)
         except OSError as error:
             path.unlink(missing_ok=True)
             os.close(descriptor)
-            wanted = format_size(capacity)
-            raise ConfigError(f"can't take {wanted} in {directory}: {error.strerror}; lower --capacity or free some memory") from error
-        return cls(path, superblock, data, descriptor)
+            wanted = format_size(superblock.capacity)
+            raise ConfigError(f"can't take {wanted} in {path.parent}: {error.strerror}; lower --capacity or free some memory") from error
+        return cls(path, superblock, data, lambda: _give_back(path, descriptor), lock=lock)
+
+    @classmethod
+    def _on_device(cls, path: Path, superblock: Superblock, lock: bool) -> "Arena":
+        superblock = replace(superblock, data_offset=max(SUPERBLOCK_BYTES, mappable.unit_of(path)))
+        mapped = mappable.map_owned(path, superblock.file_bytes)
+        page = mapped.memory[:SUPERBLOCK_BYTES]
+        page[:] = 0
+        try:
+            data = _map(mapped.descriptor, superblock, superblock.data_offset)
+            populate(data)
+        except OSError as error:
+            mappable.give_back(mapped)
+            raise ConfigError(f"can't take {format_size(superblock.capacity)} of {path}: {error.strerror}") from error
+        page[:] = np.frombuffer(superblock.encode(), np.uint8)
+        return cls(path, superblock, data, lambda: _leave(mapped), lock=lock)
 
     def close(self) -> None:
         """Unlink the file, drop the lock and the mapping; twice is fine. Processes that mapped it keep their frozen bytes."""
@@ -124,10 +179,10 @@ class ArenaMapping(_Mapped):
         except OSError as error:
             raise UnavailableError(f"arena {path}: {error.strerror}") from error
         try:
-            superblock = _read_superblock(descriptor, path)
+            superblock, unit = _read_superblock(descriptor, path)
             if (superblock.node_id, superblock.incarnation) != (expected, incarnation):
                 raise UnavailableError(f"arena {path} is of another node or incarnation than {node_id}-{incarnation}")
-            data = _map(descriptor, superblock)
+            data = _map(descriptor, superblock, unit)
             populate(data, populate_limit)
         except OSError as error:
             raise UnavailableError(f"arena {path}: {error.strerror}") from error
@@ -155,13 +210,43 @@ def reap_stale(directory: str | Path) -> tuple[Path, ...]:
     return tuple(reaped)
 
 
-def _give_back(path: Path, descriptor: int, process: int) -> None:
+def _finish_in(process: int, finish: Callable[[], None]) -> None:
     """The end of an owner, by `close`, by garbage collection or at exit; in a forked child nothing, the arena is the parent's."""
-    if os.getpid() != process:
-        return
+    if os.getpid() == process:
+        finish()
+
+
+def _give_back(path: Path, descriptor: int) -> None:
     path.unlink(missing_ok=True)
     fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping keeps a duplicate of the descriptor open while views of it live
     os.close(descriptor)
+
+
+def _leave(mapped: mappable.Mapped) -> None:
+    """The end of an arena on a device: nobody maps it as one from now on."""
+    mapped.memory[:SUPERBLOCK_BYTES] = 0
+    mappable.give_back(mapped)
+
+
+def _unlink_dead(path: Path) -> None:
+    """Make `path` free. Raises `ConfigError` when its owner lives, or it is no file of ours."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"can't open {path}: {error.strerror}; give another path") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path} is neither a file nor a memory device; give another path")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError as error:
+        raise ConfigError(f"{path} belongs to a process that is alive; give each node a path of its own") from error
+    except OSError as error:
+        raise ConfigError(f"can't replace {path}: {error.strerror}; give another path") from error
+    finally:
+        os.close(descriptor)
 
 
 def _create_locked(path: Path) -> int:
@@ -201,17 +286,34 @@ def _fill(descriptor: int, superblock: Superblock) -> Bytes:
     return data
 
 
-def _map(descriptor: int, superblock: Superblock) -> Bytes:
-    mapping = mmap.mmap(descriptor, superblock.capacity, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=superblock.data_offset)
-    return np.frombuffer(mapping, dtype=np.uint8)
+def _map(descriptor: int, superblock: Superblock, unit: int = 1) -> Bytes:
+    """The data region; `unit` is what the mapping's length must be a multiple of."""
+    length = -(-superblock.capacity // unit) * unit
+    mapping = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=superblock.data_offset)
+    return np.frombuffer(mapping, dtype=np.uint8)[: superblock.capacity]
 
 
-def _read_superblock(descriptor: int, path: Path) -> Superblock:
-    """The file's superblock, once the file is known to be a regular one of ours and as long as it says (else a read could SIGBUS)."""
+def _read_superblock(descriptor: int, path: Path) -> tuple[Superblock, int]:
+    """The superblock, and the unit of mappings; once it is known to be a device, or a regular file of ours and as long as it says (else a
+    read could SIGBUS)."""
     status = os.fstat(descriptor)
+    if mappable.is_device_file(status):
+        return _read_device(descriptor, path, status.st_rdev)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise UnavailableError(f"arena {path} is not a regular file of this user")
     superblock = decode_superblock(os.pread(descriptor, SUPERBLOCK_BYTES, 0))
     if status.st_size != superblock.file_bytes:
         raise FrameError(f"arena {path} has {status.st_size} bytes, its superblock says {superblock.file_bytes}")
-    return superblock
+    return superblock, 1
+
+
+def _read_device(descriptor: int, path: Path, number: int) -> tuple[Superblock, int]:
+    try:
+        size, unit = mappable.device_shape(number, mappable.SYSFS)
+    except ConfigError as error:
+        raise UnavailableError(f"arena {path} is neither a regular file nor a memory device") from error
+    with mmap.mmap(descriptor, max(unit, SUPERBLOCK_BYTES), mmap.MAP_SHARED, mmap.PROT_READ) as first:
+        superblock = decode_superblock(first[:SUPERBLOCK_BYTES])
+    if superblock.file_bytes > size:
+        raise FrameError(f"arena {path} has {size} bytes, its superblock says {superblock.file_bytes}")
+    return superblock, unit

@@ -58,8 +58,8 @@ def map_owned(path: Path, nbytes: int) -> Mapped:
     """
     descriptor, is_new = _open_locked(path)
     try:
-        is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
-        length = _device_length(descriptor, path, nbytes) if is_device else _grow(descriptor, path, nbytes)
+        on_device = is_device_file(os.fstat(descriptor))
+        length = _device_length(descriptor, path, nbytes) if on_device else _grow(descriptor, path, nbytes)
         mapping = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ConfigError) as error:
         if is_new:
@@ -69,7 +69,7 @@ def map_owned(path: Path, nbytes: int) -> Mapped:
             raise
         raise ConfigError(f"can't map {format_size(nbytes)} of {path}: {error.strerror}") from error
     memory = np.frombuffer(mapping, np.uint8)
-    return Mapped(path=path, memory=memory, mapping=mapping, is_device=is_device, is_new=is_new, descriptor=descriptor)
+    return Mapped(path=path, memory=memory, mapping=mapping, is_device=on_device, is_new=is_new, descriptor=descriptor)
 
 
 def map_to_read(path: Path) -> Mapped:
@@ -80,10 +80,10 @@ def map_to_read(path: Path) -> Mapped:
         raise UnavailableError(f"{path}: {error.strerror}") from error
     try:
         status = os.fstat(descriptor)
-        is_device = stat.S_ISCHR(status.st_mode)
-        if not is_device and not stat.S_ISREG(status.st_mode):
+        on_device = is_device_file(status)
+        if not on_device and not stat.S_ISREG(status.st_mode):
             raise UnavailableError(f"{path} is neither a file nor a memory device")
-        length = device_shape(status.st_rdev, SYSFS)[0] if is_device else status.st_size
+        length = device_shape(status.st_rdev, SYSFS)[0] if on_device else status.st_size
         if length < 1:
             raise UnavailableError(f"{path} has no bytes to map")
         mapping = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -92,7 +92,25 @@ def map_to_read(path: Path) -> Mapped:
     finally:
         os.close(descriptor)
     memory = np.frombuffer(mapping, np.uint8)
-    return Mapped(path=path, memory=memory, mapping=mapping, is_device=is_device, is_new=False, descriptor=-1)
+    return Mapped(path=path, memory=memory, mapping=mapping, is_device=on_device, is_new=False, descriptor=-1)
+
+
+def is_device(path: Path) -> bool:
+    """Whether `path` is a character device. False where nothing is there yet."""
+    try:
+        return is_device_file(path.lstat())
+    except OSError:
+        return False
+
+
+def unit_of(path: Path) -> int:
+    """What offsets and lengths of the device's mappings are multiples of, bytes. Raises `ConfigError` when it is no memory device."""
+    return device_shape(path.lstat().st_rdev, SYSFS)[1]
+
+
+def is_device_file(status: os.stat_result) -> bool:
+    """Whether this is a character device's status."""
+    return stat.S_ISCHR(status.st_mode)
 
 
 def give_back(mapped: Mapped) -> None:

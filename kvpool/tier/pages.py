@@ -3,17 +3,24 @@
 Theory. The first touch of a mapped page costs a page fault, so a copy into fresh pages runs several times slower than the same copy a
 second time. `MADV_POPULATE_WRITE` fills the page table in one system call and reports a full file system as an error instead of a
 SIGBUS. It is called through ctypes because that releases the GIL; a step at a time, so that a signal is served between two steps.
+
+Huge pages and locking are asked for and may be refused, so both are looked up afterwards instead of believed. For a file on shared memory
+the kernel gives huge pages only where `/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`, `within_size` or `always` (or the
+mount says `huge=`).
 """
 
 import ctypes
 import errno
 import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.units import MIB
+from kvpool.units import KIB, MIB
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -25,6 +32,12 @@ _PAGE: Final = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.restype = ctypes.c_int
+_libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mlock.restype = ctypes.c_int
+
+SMAPS: Final = Path("/proc/self/smaps")
+_RANGE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+_BIG: Final = frozenset({"AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"})
 
 
 def _madvise(view: Bytes, advice: int) -> int:
@@ -55,3 +68,35 @@ def populate(view: Bytes, limit: int | None = None) -> int:
 def touch(view: Bytes) -> None:
     """Fault in every page of a mapping that is known to hold only zeros, by writing one of them: the way for old kernels."""
     view[::_PAGE] = 0
+
+
+def lock_pages(view: Bytes) -> int:
+    """Keep the mapping `view` in memory, never swapped out; 0, or the errno: `ENOMEM` and `EPERM` mean RLIMIT_MEMLOCK is too low."""
+    return 0 if _libc.mlock(view.ctypes.data, view.size) == 0 else ctypes.get_errno()
+
+
+def huge_bytes(view: Bytes) -> int:
+    """Bytes of `view` that are mapped by huge pages now, as the kernel tells; 0 where it doesn't."""
+    try:
+        with SMAPS.open() as lines:
+            return huge_in(lines, view.ctypes.data, view.size)
+    except OSError:
+        return 0
+
+
+def huge_in(lines: Iterable[str], start: int, length: int) -> int:
+    """The same from the lines of an smaps file. A mapping of huge pages only (hugetlbfs, a memory device) counts in full."""
+    found = inside = 0
+    for line in lines:
+        bounds = _RANGE.match(line)
+        if bounds is not None:
+            first, last = int(bounds[1], 16), int(bounds[2], 16)
+            inside = max(0, min(last, start + length) - max(first, start))
+        elif inside:
+            name, _, rest = line.partition(":")
+            size = int(rest.split()[0]) * KIB if rest.strip().endswith("kB") else 0
+            if name in _BIG:
+                found += min(size, inside)
+            elif name == "KernelPageSize" and size > _PAGE:
+                found += inside
+    return min(found, length)
