@@ -26,6 +26,8 @@ from kvpool.units import parse_size
 @click.option("--id", "node_id", default=None, help="Identity, 32 hex digits; a new one by default.")
 @click.option("--offer", default=None, help=f"Ways to reach the bytes, of {','.join(OFFERS)}; all that work here by default.")
 @click.option("--arena-dir", default="/dev/shm", show_default=True, type=click.Path(path_type=Path), help="Where shared memory is made.")
+@click.option("--arena", "arena_path", default=None, type=click.Path(path_type=Path), help="A file or memory device (/dev/dax0.0) instead.")
+@click.option("--lock-memory", is_flag=True, help="Ask for memory that is never swapped out.")
 @click.option("--policy", default=DEFAULT_POLICY, show_default=True, type=click.Choice(list(POLICIES)), help="Who is evicted first.")
 @click.option("--ssd", default=None, type=click.Path(path_type=Path, file_okay=False), help="Directory of the SSD tier; none by default.")
 @click.option("--ssd-capacity", default="16GiB", show_default=True, help="Bytes of the SSD tier.")
@@ -42,6 +44,8 @@ def main(
     node_id: str | None,
     offer: str | None,
     arena_dir: Path,
+    arena_path: Path | None,
+    lock_memory: bool,
     policy: str,
     max_blocks: int,
     **tiers: Any,
@@ -54,6 +58,8 @@ def main(
             capacity_bytes=parse_size(capacity),
             offers=None if offer is None else tuple(name.strip() for name in offer.split(",") if name.strip()),
             arena_directory=arena_dir,
+            arena_path=arena_path,
+            lock_memory=lock_memory,
             node_id=node_id,
             policy=policy,
             limits=PoolLimits(max_blocks=max_blocks),

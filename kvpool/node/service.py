@@ -39,6 +39,9 @@ _TICK_S = 0.1
 class NodeConfig:
     """How a node is set up. `node_id`: 32 hex digits, stays the same over restarts. `policy`: who is evicted first, by name.
 
+    The arena is a new file in `arena_directory`, or lies on `arena_path`: a file, or a memory device (`/dev/dax…`), such as a CXL one.
+    `lock_memory` asks for pages that are never swapped out.
+
     `offers` None means every way to the bytes that works here; ways that are named must work.
     """
 
@@ -46,6 +49,8 @@ class NodeConfig:
     capacity_bytes: int = GIB
     offers: tuple[str, ...] | None = None
     arena_directory: Path = DEFAULT_DIRECTORY
+    arena_path: Path | None = None
+    lock_memory: bool = False
     node_id: str | None = None
     policy: str = DEFAULT_POLICY
     limits: PoolLimits = field(default_factory=PoolLimits)
@@ -87,9 +92,7 @@ class PoolNode:
         opened = await asyncio.to_thread(open_tiers, config.tiers, self.incarnation)
         self.incarnation = opened.incarnation
         try:
-            self._arena = await asyncio.to_thread(
-                Arena.create, config.arena_directory, self.node_id, self.incarnation, config.capacity_bytes
-            )
+            self._arena = await asyncio.to_thread(self._take_memory)
         except BaseException:
             await asyncio.to_thread(opened.close)
             raise
@@ -122,6 +125,11 @@ class PoolNode:
             )
         offers = [name for name in wanted if name != "ucx" or self._target is not None]
         log.info("node %s serves %s at %s over %s", self.node_id, format_size(self._arena.capacity), self.address, ", ".join(offers))
+
+    def _take_memory(self) -> Arena:
+        config = self._config
+        make, where = (Arena.create, config.arena_directory) if config.arena_path is None else (Arena.on, config.arena_path)
+        return make(where, self.node_id, self.incarnation, config.capacity_bytes, lock=config.lock_memory)
 
     async def _offer_ucx(self, handler: NodeHandler, arena: Arena) -> None:
         """Serve the arena over UCX. Without a usable UCX that is an error only if it was asked for by name."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.testing.node_process import NodeProcess
+from kvpool.tier import ArenaMapping
 from kvpool.wire.pool_client import PoolRpc
 
 
@@ -80,3 +81,19 @@ def test_bad_flags_say_what_to_do(flags: list[str], words: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert words in done.stderr.splitlines()[-1]
+
+
+async def test_node_on_a_path_of_choice_is_read_through_it(tmp_path: Path) -> None:
+    """An arena may lie on any mappable path, as pooled CXL memory does; readers map it where the node says it is."""
+    path = tmp_path / "pooled.memory"
+    process = NodeProcess("--capacity", "4MiB", "--arena", str(path), "--lock-memory", "--offer", "shm")
+    try:
+        rpc = PoolRpc(process.address)
+        described = await rpc.describe(20)
+        await rpc.close()
+        assert described.shm is not None
+        assert described.shm.path == str(path)
+        assert ArenaMapping.open(path, described.node_id, described.incarnation).capacity == 4 << 20
+    finally:
+        assert process.stop() == 0, "".join(process.log)
+    assert not path.exists()
