@@ -23,14 +23,16 @@ from typing import Final
 import numpy as np
 
 from kvpool.errors import ConfigError, UnavailableError
-from kvpool.tier.pages import Bytes
-from kvpool.tier.space import require_space
+from kvpool.tier.pages import Bytes, ask_for_huge_pages, populate
+from kvpool.tier.space import file_system, require_space
 from kvpool.units import KIB, MIB, format_size
 
 log = logging.getLogger(__name__)
 
 DEVICE_ALIGNMENT: Final = 2 * MIB
 """Unit of a memory device's mappings where it doesn't say itself."""
+
+_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 
 SYSFS: Final = Path("/sys")
 _PAGE: Final = 4 * KIB
@@ -53,14 +55,19 @@ class Mapped:
 def map_owned(path: Path, nbytes: int) -> Mapped:
     """Take `path` for the one who writes it and map `nbytes` or a little more; what was in it is still there.
 
-    A file that isn't there is made, with mode 0600; one that is too short grows. Raises `ConfigError` saying what to do: owned by another
-    process, too small a device, no room, neither a file nor a device.
+    A file that isn't there is made, with mode 0600; one that is too short grows. Where pages are memory they are faulted in now, huge
+    ones if there are any. Raises `ConfigError` saying what to do: owned by another process, too small a device, no room, neither a
+    file nor a device.
     """
     descriptor, is_new = _open_locked(path)
     try:
         on_device = is_device_file(os.fstat(descriptor))
         length = _device_length(descriptor, path, nbytes) if on_device else _grow(descriptor, path, nbytes)
         mapping = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        memory = np.frombuffer(mapping, np.uint8)
+        if on_device or is_in_memory(path):
+            ask_for_huge_pages(memory)
+            populate(memory)
     except (OSError, ConfigError) as error:
         if is_new:
             path.unlink(missing_ok=True)
@@ -68,7 +75,6 @@ def map_owned(path: Path, nbytes: int) -> Mapped:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"can't map {format_size(nbytes)} of {path}: {error.strerror}") from error
-    memory = np.frombuffer(mapping, np.uint8)
     return Mapped(path=path, memory=memory, mapping=mapping, is_device=on_device, is_new=is_new, descriptor=descriptor)
 
 
@@ -93,6 +99,11 @@ def map_to_read(path: Path) -> Mapped:
         os.close(descriptor)
     memory = np.frombuffer(mapping, np.uint8)
     return Mapped(path=path, memory=memory, mapping=mapping, is_device=on_device, is_new=False, descriptor=-1)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether a file at `path` is memory, as on tmpfs, not storage."""
+    return file_system(path.parent) in _MEMORY
 
 
 def is_device(path: Path) -> bool:

@@ -12,12 +12,9 @@ of such memory (`kvpool.testing.noncoherent`).
 """
 
 import mmap
-from typing import Final, Protocol
+from typing import Protocol
 
-from kvpool.tier.mappable import Mapped
-from kvpool.tier.space import file_system
-
-_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+from kvpool.tier.mappable import Mapped, is_in_memory
 
 
 class Coherence(Protocol):
@@ -66,4 +63,4 @@ class FileSync:
 
 def coherence_for(mapped: Mapped) -> Coherence:
     """The one for what was mapped: `Coherent` for memory, `FileSync` for a file on storage."""
-    return Coherent() if mapped.is_device or file_system(mapped.path.parent) in _MEMORY else FileSync()
+    return Coherent() if mapped.is_device or is_in_memory(mapped.path) else FileSync()
