@@ -28,7 +28,7 @@ from kvpool.tier.ssd.format import (
     up,
 )
 from kvpool.tier.ssd.index import Held, Segment
-from kvpool.tier.ssd.lanes import STAGE_BYTES, Lanes, aligned, patience
+from kvpool.tier.ssd.lanes import MAX_WAIT_S, STAGE_BYTES, Lanes, aligned, patience
 from kvpool.tier.ssd.scan import slot_name
 from kvpool.units import MIB
 
@@ -87,6 +87,21 @@ class Appender:
         segment.tombstones += len(tombstones)
         place = [Place(segment.serial, start + at) for at in places]
         return 0, [Held(entry_of(r), where, checksum) for r, where, checksum in zip(records, place, checksums, strict=True)]
+
+    def write_again(self, slot: int, group: Group) -> int:
+        """Write a group's bytes where they are, durably, whether they were before or not; an errno."""
+        stage = self._lanes.take(MAX_WAIT_S)
+        if stage is None:
+            return errno.ETIMEDOUT
+        try:
+            for start in range(group.offset, group.offset + group.total, STAGE_BYTES):
+                piece = Piece(slot_name(slot), start, stage[: min(STAGE_BYTES, group.offset + group.total - start)])
+                failure = self._disk.read([piece])[0] or self._disk.write([piece])[0]
+                if failure:
+                    return failure
+        finally:
+            self._lanes.give(stage)
+        return self._disk.sync(slot_name(slot))
 
     def rewrite(self, slot: int, group: Group) -> int:
         """Put a shorter header in the place of a group's header, durably; an errno."""

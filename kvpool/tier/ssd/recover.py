@@ -42,14 +42,17 @@ class Recovery:
 
 
 class Recovered(NamedTuple):
-    """A log as found. `tail`: the segment to go on with, if there is one; `repairs`: headers to write again, by slot, without
-    the records whose data are wrong, before anything else is written: a later recovery won't look at those data again; `free`: slots whose
-    files hold nothing; `slots`: all files there;
-    `life`: the largest seen in any segment."""
+    """A log as found. `tail`: the segment to go on with, if there is one; `last`: its last group, which may not have been synced.
+
+    `repairs`: groups in the tail with records whose data are wrong, without those: their headers must be written again before anything is
+    added, for a later recovery won't look at those data. `free`: slots whose files hold nothing; `slots`: all files there; `life`: the
+    largest seen in any segment.
+    """
 
     recovery: Recovery
     tail: Segment | None
-    repairs: list[tuple[int, Group]]
+    last: Group | None
+    repairs: list[Group]
     free: list[int]
     slots: set[int]
     serial: int
@@ -91,6 +94,7 @@ def recover(disk: Disk, index: LogIndex, lanes: Lanes, reader: Reader, *, segmen
     return Recovered(
         recovery,
         index.segments[kept[-1].page.serial] if kept else None,
+        kept[-1].groups[-1] if kept and kept[-1].groups else None,
         replay.repairs,
         free,
         set(slots) - set(gone) | taken,
@@ -121,7 +125,7 @@ def _remove(disk: Disk, slots: list[int]) -> set[int]:
 class _Replay:
     def __init__(self, index: LogIndex, disk: Disk, lanes: Lanes, reader: Reader, now_ms: int) -> None:
         self.torn = self.corrupt = self.removed = self.expired = self.surplus = 0
-        self.repairs: list[tuple[int, Group]] = []
+        self.repairs: list[Group] = []
         self._index, self._disk, self._lanes, self._reader, self._now_ms = index, disk, lanes, reader, now_ms
 
     def segment(self, scan: Scan, *, check: bool) -> None:
@@ -137,7 +141,7 @@ class _Replay:
                 self.corrupt += sum(wrong)
             if any(wrong):
                 sound = tuple(item for item, bad in zip(group.records, wrong, strict=True) if not bad)
-                self.repairs.append((scan.slot, group._replace(records=sound)))
+                self.repairs.append(group._replace(records=sound))
             for item, bad in zip(group.records, wrong, strict=True):
                 if not bad:
                     self._record(item, Place(group.serial, group.offset + item.at))

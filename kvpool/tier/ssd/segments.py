@@ -6,7 +6,8 @@ share if that is half or more (compaction: all live records are copied), else th
 copied, up to a quarter of a segment, the others leave). A tombstone in the victim is copied too while an older segment is still on the
 disk; in FIFO order there is none.
 
-Nothing of an earlier use of a slot is taken for the new one: the first page, with a new serial, is synced before the slot's first group.
+Nothing of an earlier use of a slot is taken for the new one: the first page, with a new serial, is synced before the slot's first group. A
+freed slot's first page is erased, so what was given up stays so after a crash, and a tombstone for it is not needed.
 """
 
 import errno
@@ -130,7 +131,8 @@ class Segments:
         if not others:
             return errno.ENOSPC
         victim = max(others, key=_dead_bytes)
-        compact = _dead_bytes(victim) * DEAD_SHARE >= victim.tail - PAGE
+        written = victim.tail - PAGE
+        compact = _dead_bytes(victim) * DEAD_SHARE >= written and self.room() >= written * 3 // 4  # in a full tail copies find no room
         if not compact:
             victim = others[0]
         kept = self._worth_keeping(victim, compact=compact)
@@ -151,7 +153,8 @@ class Segments:
         self.counters["evicted"] += dropped
         self.counters["reinserted"] += len(kept)
         self.counters["segments_compacted" if compact else "segments_reclaimed"] += 1
-        return 0
+        self._page[:] = 0
+        return self._disk.write([Piece(slot_name(victim.slot), 0, self._page)])[0] or self._disk.sync(slot_name(victim.slot))
 
     def _worth_keeping(self, victim: Segment, *, compact: bool) -> list[Held]:
         """Records to copy: what fits the budget and the room, the youngest first to be taken."""

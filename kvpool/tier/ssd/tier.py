@@ -242,6 +242,9 @@ class SsdTier:
         self._disk.close()
 
     def _put(self, records: Sequence[Record], deadline_ns: int) -> list[bool]:
+        if not self._writer.settled and not self._writer.ready(deadline_ns):
+            self._count(refused=len(records))
+            return [False] * len(records)  # not even those that are there: they may not be durable
         now_ms = self._wall_ms()
         todo: dict[BlockKey, Record] = {}
         for record in records:
@@ -260,6 +263,7 @@ class SsdTier:
         if not is_expired(held.entry.expires_ms, self._wall_ms()):
             return True
         if self._index.drop(held.entry.key, held.place) is not None:
+            self._writer.bury([held])
             self._count(expired=1)
         return False
 

@@ -43,11 +43,17 @@ class Writer:
         self._appender = Appender(disk, lanes, clock, block.incarnation)
         self._segments = Segments(disk, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation)
         self._super: Super | None = block
+        self._last = found.last
         self._repairs = list(found.repairs)
         self._pending: dict[BlockKey, Place] = {}
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("groups", "copy_failed", "tombstones"), 0)
         self._prepare()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that recovery found is known to be durable."""
+        return self._last is None
 
     def counters(self) -> dict[str, int]:
         """What the writer counts."""
@@ -61,7 +67,7 @@ class Writer:
     def write(self, records: Sequence[Record], deadline_ns: int) -> list[Held]:
         """Store records the index doesn't have, none larger than a segment takes; those that are stored."""
         stored: list[Held] = []
-        if not self._ready(deadline_ns):
+        if not self.ready(deadline_ns):
             return stored
         todo = list(records)
         while todo and self._clock.now_ns() < deadline_ns:
@@ -76,25 +82,28 @@ class Writer:
             if held is None:
                 break
             for one in held:
-                self._segments.counters["evicted"] += len(self._index.insert(one))
+                beyond = self._index.insert(one)
+                self.bury(beyond)
+                self._segments.counters["evicted"] += len(beyond)
             stored += held
             todo = todo[count:]
         return stored
 
     def bury(self, dropped: Sequence[Held]) -> None:
-        """These were removed: their tombstones go with the next group."""
+        """These were dropped from the index: their tombstones go with the next group."""
         with self._lock:
             for held in dropped:
                 self._pending[held.entry.key] = max(held.place, self._pending.get(held.entry.key, held.place))
 
     def flush_tombstones(self, deadline_ns: int) -> None:
         """Write the tombstones that wait, as far as the device and the deadline allow."""
-        while self._pending and self._ready(deadline_ns):
+        while self._pending and self.ready(deadline_ns):
             tombstones = self._some_tombstones()
             if self._fit([], tombstones, deadline_ns) is None or self._group([], tombstones, deadline_ns) is None:
                 return
 
-    def _ready(self, deadline_ns: int) -> bool:
+    def ready(self, deadline_ns: int) -> bool:
+        """Whether to write now: the device takes writes, or is worth a try again, and the deadline is not over. By the writer only."""
         if not self.health.writable or self._clock.now_ns() >= deadline_ns:
             return False
         if self.health.ailing:
@@ -106,7 +115,10 @@ class Writer:
         return self._prepare()
 
     def _prepare(self) -> bool:
-        """Write what must be on the disk before this life writes groups."""
+        """Write what must be on the disk before this life writes groups: its number, and the last group again.
+
+        That group may have been read from a cache above the device, its sync cut off by a crash, or failed before it.
+        """
         try:
             if self._super is not None:
                 write_super(self._disk, self._super)
@@ -114,13 +126,18 @@ class Writer:
         except OSError as error:
             self.health.failed(error.errno or errno.EIO, "can't write the superblock")
             return False
-        while self._repairs:
-            failure = self._appender.rewrite(*self._repairs[-1])
-            if failure:
-                self.health.failed(failure, "can't write to the last segment")
-                return False
-            self._repairs.pop()
-        return True
+        failure = 0
+        tail = self._segments.tail
+        if tail is not None and self._last is not None:
+            failure = self._appender.write_again(tail.slot, self._last)
+            self._last = self._last if failure else None
+        while tail is not None and self._repairs and not failure:
+            failure = self._appender.rewrite(tail.slot, self._repairs[-1])
+            if not failure:
+                self._repairs.pop()
+        if failure:
+            self.health.failed(failure, "can't write to the last segment")
+        return not failure
 
     def _fit(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> int | None:
         """How many records go into the next group, the log moved on to another segment if need be. None: a failure, and said so."""
@@ -159,9 +176,10 @@ class Writer:
         tail = self._segments.tail
         assert tail is not None
         for start in range(0, len(tombstones), _TOMBSTONES):
-            if self._segments.room() < _TOMBSTONE_ROOM:
+            some = tombstones[start : start + _TOMBSTONES]
+            if self._segments.room() < up(header_bytes((), len(some)), PAGE):
                 return errno.ENOSPC
-            failure, _ = self._appender.append(tail, [], tombstones[start : start + _TOMBSTONES], deadline_ns)
+            failure, _ = self._appender.append(tail, [], some, deadline_ns)
             if failure:
                 return failure
         at = 0
