@@ -34,6 +34,8 @@ from kvpool.units import parse_size
 @click.option("--ssd-objects", default=1 << 20, show_default=True, type=click.IntRange(1), help="Blocks the SSD tier holds at most.")
 @click.option("--write", default="through", show_default=True, type=click.Choice(["through", "back"]), help="When blocks go to the SSD.")
 @click.option("--admission", default="all", show_default=True, type=click.Choice(["all", "hot"]), help="Which blocks go to the SSD.")
+@click.option("--shared", default=None, type=click.Path(path_type=Path), help="File or memory device to write blocks down to, instead.")
+@click.option("--shared-capacity", default="4GiB", show_default=True, help="Bytes of the shared tier.")
 @click.option("--gpu", "gpu_capacity", default="0", show_default=True, help="Bytes of GPU memory for hot blocks.")
 @click.option("--gpu-device", default="cuda", show_default=True, help="Where they are: a torch device.")
 @click.option("--max-blocks", default=PoolLimits().max_blocks, show_default=True, type=click.IntRange(1), help="Blocks in memory at most.")
@@ -76,6 +78,8 @@ def _tier_config(
     ssd_objects: int,
     write: Literal["through", "back"],
     admission: Literal["all", "hot"],
+    shared: Path | None,
+    shared_capacity: str,
     gpu_capacity: str,
     gpu_device: str,
 ) -> TierConfig:
@@ -83,6 +87,8 @@ def _tier_config(
         ssd=ssd,
         ssd_bytes=parse_size(ssd_capacity),
         ssd_objects=ssd_objects,
+        shared=shared,
+        shared_bytes=parse_size(shared_capacity),
         gpu_bytes=parse_size(gpu_capacity),
         gpu_device=gpu_device,
         flow=FlowSettings(write=write, admission=admission),

@@ -9,24 +9,33 @@ from kvpool.pool.allocator import Allocator
 from kvpool.pool.flow import FlowSettings
 from kvpool.tier.contract import Tier
 from kvpool.tier.gpu import open_gpu_tier
+from kvpool.tier.shared import open_shared_tier
 from kvpool.tier.ssd import SsdTier
 from kvpool.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
-    """`ssd`: the directory of the SSD tier, None for none. `gpu_bytes`: GPU memory for hot blocks, 0 for none. `flow`: what goes down."""
+    """`ssd`: the directory of the SSD tier, None for none; or `shared`: a file or memory device (CXL) to write blocks down to instead.
+
+    `gpu_bytes`: GPU memory for hot blocks, 0 for none. `flow`: what goes down.
+    """
 
     ssd: Path | None = None
     ssd_bytes: int = 16 * GIB
     ssd_objects: int = 1 << 20
+    shared: Path | None = None
+    shared_bytes: int = 4 * GIB
+    shared_objects: int = 1 << 16
     gpu_bytes: int = 0
     gpu_device: str = "cuda"
     flow: FlowSettings = field(default_factory=FlowSettings)
 
     def __post_init__(self) -> None:
-        if self.ssd_bytes < 1 or self.ssd_objects < 1 or self.gpu_bytes < 0:
-            raise ConfigError("an SSD tier needs room for bytes and objects, and GPU memory can't be negative")
+        if min(self.ssd_bytes, self.ssd_objects, self.shared_bytes, self.shared_objects) < 1 or self.gpu_bytes < 0:
+            raise ConfigError("a tier needs room for bytes and objects, and GPU memory can't be negative")
+        if self.ssd is not None and self.shared is not None:
+            raise ConfigError("blocks are written down to one tier: give --ssd or --shared, not both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +53,23 @@ class Opened:
                 tier.close()
 
 
-def open_tiers(config: TierConfig, incarnation: int) -> Opened:
+def open_tiers(config: TierConfig, node_id: str, incarnation: int) -> Opened:
     """Open what `config` names; the disk's index is recovered. Blocking. Raises `ConfigError`."""
     below: Tier | None = None
     if config.ssd is not None:
         ssd = SsdTier.open(config.ssd, capacity_bytes=config.ssd_bytes, max_objects=config.ssd_objects, incarnation=incarnation)
         below, incarnation = ssd, ssd.incarnation
+    if config.shared is not None:
+        space = Allocator(config.shared_bytes)
+        below = open_shared_tier(
+            config.shared,
+            config.shared_bytes,
+            node_id,
+            incarnation,
+            space=space,
+            policy=make_policy("lru"),
+            max_objects=config.shared_objects,
+        )
     beside: Tier | None = None
     if config.gpu_bytes:
         try:

@@ -89,7 +89,7 @@ class PoolNode:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
         config = self._config
         wanted = config.offers or OFFERS
-        opened = await asyncio.to_thread(open_tiers, config.tiers, self.incarnation)
+        opened = await asyncio.to_thread(open_tiers, config.tiers, self.node_id, self.incarnation)
         self.incarnation = opened.incarnation
         try:
             self._arena = await asyncio.to_thread(self._take_memory)

@@ -139,3 +139,19 @@ async def test_second_node_over_the_same_directory_is_refused(start: Start) -> N
     start()
     with pytest.raises(AssertionError, match="did not start"):
         start("--id", "6e" * 16)
+
+
+async def test_pooled_memory_takes_what_the_arena_has_no_room_for(tmp_path: Path) -> None:
+    """A shared tier (CXL memory, here a file) stands below the arena as a disk does."""
+    flags = ("--capacity", str(24 * 66 * KIB), "--shared", str(tmp_path / "pooled"), "--shared-capacity", "16MiB")
+    process = NodeProcess(*flags)
+    try:
+        async with await AsyncPoolClient.open(process.address, NAMESPACE) as client:
+            await put_all(client)
+            assert await get_all(client) == CHAINS * BLOCKS
+        admin = AdminRpc(process.address)
+        names = [report.name for report in await admin.tiers(_LIMIT_S)]
+        await admin.close()
+        assert names == ["dram", "shared"]
+    finally:
+        assert process.stop() == 0, "".join(process.log)
