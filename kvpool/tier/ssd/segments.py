@@ -48,6 +48,8 @@ class Segments:
         self.counters = dict.fromkeys(("segments_reclaimed", "segments_compacted", "evicted", "reinserted", "create_failed"), 0)
         self._disk, self._index, self._clock = disk, index, clock
         self._free, self._slots, self._serial = list(found.free), set(found.slots), found.serial
+        self.stale: list[int] = []
+        """Free slots whose first page is still to be erased."""
         self._create_after_ns = 0
         self._page = aligned(PAGE)
 
@@ -153,8 +155,19 @@ class Segments:
         self.counters["evicted"] += dropped
         self.counters["reinserted"] += len(kept)
         self.counters["segments_compacted" if compact else "segments_reclaimed"] += 1
-        self._page[:] = 0
-        return self._disk.write([Piece(slot_name(victim.slot), 0, self._page)])[0] or self._disk.sync(slot_name(victim.slot))
+        self.stale.append(victim.slot)
+        return self.erase()
+
+    def erase(self) -> int:
+        """Erase the first pages of slots given up."""
+        while self.stale:
+            name = slot_name(self.stale[-1])
+            self._page[:] = 0
+            failure = self._disk.write([Piece(name, 0, self._page)])[0] or self._disk.sync(name)
+            if failure:
+                return failure
+            self.stale.pop()
+        return 0
 
     def _worth_keeping(self, victim: Segment, *, compact: bool) -> list[Held]:
         """Records to copy: what fits the budget and the room, the youngest first to be taken."""

@@ -60,7 +60,7 @@ class Writer:
         return {
             **self._segments.counters,
             **self._counts,
-            "pending_removals": len(self._pending),
+            "pending_removals": len(self._pending) + len(self._segments.stale),
             "write_errors": self.health.write_failures,
         }
 
@@ -135,8 +135,9 @@ class Writer:
             failure = self._appender.rewrite(tail.slot, self._repairs[-1])
             if not failure:
                 self._repairs.pop()
+        failure = failure or self._segments.erase()
         if failure:
-            self.health.failed(failure, "can't write to the last segment")
+            self.health.failed(failure, "can't write what has to be written first")
         return not failure
 
     def _fit(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> int | None:
