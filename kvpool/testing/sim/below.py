@@ -8,7 +8,7 @@ bytes ever come out.
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from kvpool.policy.eviction import NEVER_NS
 from kvpool.pool import Granted, Reserve
 from kvpool.pool.flow import Flush, TierFlow
 from kvpool.testing.sim import frames
+from kvpool.testing.sim.ground import SPEED, TierClock
 from kvpool.testing.sim.judge import Violation
 from kvpool.testing.sim.world import BelowDraw
 from kvpool.tier.contract import Entry, Record, Tier, is_expired
@@ -42,9 +43,10 @@ class Below:
         self.draw = draw
         self.tier = tier
         self.flow = TierFlow(node.pool, draw.flow, self.stored)
-        self.written: dict[BlockKey, None] = {}
+        self.written: dict[BlockKey, None] = {}  # blocks that may leave
         self.refusals: dict[BlockKey, int] = {}
         self.acknowledged: dict[BlockKey, int] = {}  # durable records: when they expire, unix ms
+        self.removed: dict[BlockKey, None] = {}
         self._random = rng.random
         self._fetching: dict[BlockKey, None] = {}
         self._flushing = False
@@ -74,8 +76,8 @@ class Below:
         """Blocks were published."""
         for key in keys:
             self.written.pop(key, None)
-            if clean:
-                self.written[key] = None
+            if clean or not self._ok:
+                self.written[key] = None  # while the tier is out of order blocks may leave unwritten
         if not clean:
             self.flow.committed(keys, nbytes)
 
@@ -88,8 +90,11 @@ class Below:
 
     def forget(self, key: BlockKey) -> None:
         """A block was found damaged, or isn't wanted: it must not come back from below."""
+        there = self.tier.find([key])[0] is not None
         if self._run(lambda: self.tier.remove([key])) is not None:
             self.acknowledged.pop(key, None)
+            if there:
+                self.removed[key] = None
 
     def may_leave(self, key: BlockKey) -> bool:
         """Whether evicting the block is no loss: it was written down since its commit, refused often, or the tier is out of order."""
@@ -141,11 +146,17 @@ class Below:
         self._flushing = False
         now_ns = node.settle()
         records = [self._record(key, place.offset, place.length, now_ns) for key, place in zip(flush.keys, flush.places, strict=True)]
-        stored = self._run(lambda: self.tier.put(records, now_ns + self.draw.transfer_ns))
+        for key in flush.keys:
+            self.removed.pop(key, None)  # were it to die now, they might be there
+        over = flush.lease_id not in node.judge.truth.leases
+        if over:  # the bytes may be another's by now
+            node.coverage.hit("flush outlived its lease")
+            node.judge.ever_tainted = True
+        stored = self._run(lambda: self.tier.put(records, self._deadline()))
         if stored is None:
             return
         for record, ok in zip(records, stored, strict=True):
-            if ok:
+            if ok and not over:
                 self.written[record.key] = None
                 self.acknowledged[record.key] = record.expires_ms
                 node.coverage.hit("block written down")
@@ -156,10 +167,10 @@ class Below:
         node.judge.let_go(flush.lease_id, now_ns)
         self.flow.flushed(flush, stored, now_ns)
         for key, ok in zip(flush.keys, stored, strict=True):
-            if ok and node.pool.locate(key) is None:
-                self.forget(key)
-        self._look_at_tier()
+            if ok and (over or node.pool.locate(key) is None):
+                self.forget(key)  # not wanted any more, or perhaps another's bytes
         if self.alive():
+            self._look_at_tier()
             node.judge.after(node.pool, now_ns)
 
     def _make_room(self, nbytes: int) -> None:
@@ -183,6 +194,7 @@ class Below:
         if ok != self._ok:
             self._ok = ok
             self.node.pool.guard(ok and self.flow.guards)
+            self.written.update(dict.fromkeys(self.node.judge.truth.committed))
             self.node.coverage.hit("tier below came back" if ok else "tier below out of order")
 
     # Fetching
@@ -212,7 +224,7 @@ class Below:
             node.finish(lease_id, [], now_ns)
             return
         wanted = [(item.key, np.frombuffer(view, np.uint8, item.length, offset)) for item, offset in granted]
-        got = self._run(lambda: self.tier.get(wanted, now_ns + self.draw.transfer_ns))
+        got = self._run(lambda: self.tier.get(wanted, self._deadline()))
         if got is None:
             return
         keys = [key for (key, _), ok in zip(wanted, got, strict=True) if ok]
@@ -240,24 +252,48 @@ class Below:
 
     # Deaths
 
+    def _deadline(self) -> int:
+        """For a transfer that begins now, on the tier's clock."""
+        return TierClock(self.node, self.node.ground.disk).now_ns() + 2 * SPEED * self.draw.transfer_ns
+
     def _run(self, call: Callable[[], T]) -> T | None:
-        """A tier call; None when the process died in its middle."""
-        return self.node.die_or(call)
+        """A tier call; None when the process died in its middle, or before."""
+        return self.node.die_or(call) if self.alive() else None
 
-    def kept(self) -> dict[BlockKey, int]:
-        """What a durable tier must still have after this life: acknowledged, not removed, and listed at the end."""
+    def kept(self) -> "Kept":
+        """What a durable tier must still have after this life, and what must not come back."""
         if not self.tier.durable:
-            return {}
+            return Kept({}, ())
         listed = self.tier.find(list(self.acknowledged))
-        return {key: expires for (key, expires), entry in zip(self.acknowledged.items(), listed, strict=True) if entry is not None}
+        there = {key: expires for (key, expires), entry in zip(self.acknowledged.items(), listed, strict=True) if entry is not None}
+        settled = not self.tier.books().counters.get("pending_removals", 0)
+        return Kept(there, tuple(self.removed) if settled else ())
 
-    def recovered(self, kept: dict[BlockKey, int]) -> None:
-        """A new life: what was acknowledged is listed, and readable with the right bytes."""
-        now_ms = self.wall_ms()
-        listed = self.tier.find(list(kept))
-        for (key, expires_ms), entry in zip(kept.items(), listed, strict=True):
-            if entry is None and not is_expired(expires_ms, now_ms):
-                raise Violation(f"{self.node.judge.name(key)} was written down and acknowledged, and is gone after a restart")
-            self.acknowledged[key] = expires_ms
-        if kept:
-            self.node.coverage.hit("restart adopted what was written down")
+    def recovered(self, kept: "Kept", *, sound: bool) -> None:
+        """A new life: what was acknowledged is listed, what was removed isn't. Of a disk that lied or couldn't be read nothing is asked."""
+        name, now_ms = self.node.judge.name, self.wall_ms()
+        if not sound:
+            self.node.coverage.hit("restart on a disk that lied")
+            return
+        for (key, expires_ms), entry in zip(kept.there.items(), self.tier.find(list(kept.there)), strict=True):
+            if entry is not None:
+                self.acknowledged[key] = expires_ms
+                self.node.coverage.hit("restart adopted what was written down")
+            elif not is_expired(expires_ms, now_ms) and not self._full():
+                raise Violation(f"{name(key)} was written down and acknowledged, and is gone after a restart")
+        for key, entry in zip(kept.removed, self.tier.find(kept.removed), strict=True):
+            if entry is not None:
+                raise Violation(f"{name(key)} was removed, and is back after a restart")
+            self.removed[key] = None
+
+    def _full(self) -> bool:
+        """Whether what was being written at the death may have taken the place of older records."""
+        books = self.tier.books()
+        return books.objects >= books.max_objects
+
+
+class Kept(NamedTuple):
+    """What one life leaves to the next: acknowledged records by key with their expiry (unix ms), and keys that were removed."""
+
+    there: dict[BlockKey, int]
+    removed: tuple[BlockKey, ...]

@@ -3,7 +3,7 @@
 Theory. A file has two contents: what reads see, and what survives a power loss. A write changes the first; `sync` copies the pages
 written since into the second. At a power loss each page not synced yet is kept, lost, or torn at a sector, by chance; names that were
 created, renamed or removed since the last `sync_directory` are undone from the newest on, down to a chance place. A killed process
-loses nothing written.
+loses nothing written, but makes nothing safe either.
 
 Faults are armed by whoever runs the world: the n-th call from now dies in its middle (`Crash`), writes fail, stop short or land elsewhere,
 a sync fails and its pages are dropped though reads still show them (as Linux does), the disk is full or read-only, a bit flips at rest. A
@@ -11,6 +11,7 @@ disk that *lies* (answers 0 and writes elsewhere, or rots) may lose what was ack
 """
 
 import errno
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -37,24 +38,30 @@ class DiskFaults:
     misdirected: float = 0.0
     full: bool = False
     read_only: bool = False
+    slow_ns: int = 0
+    """How much later it is after each call."""
     crash_in: int = 0
     """Die in the n-th call from now; 0: don't."""
 
 
 class _File:
-    """`now`: what reads see. `stable`: what survives. `dirty`: pages written since the last sync, in order of their first write."""
+    """`now`: what reads see. `stable`: what survives. `dirty`: pages written since the last sync, in order of their first write;
+    `dropped`: those a failed sync gave up.
+    """
 
-    __slots__ = ("dirty", "now", "stable")
+    __slots__ = ("dirty", "dropped", "now", "stable")
 
     def __init__(self, size: int) -> None:
         self.now = bytearray(size)
         self.stable = bytearray(size)
         self.dirty: dict[int, None] = {}
+        self.dropped: dict[int, None] = {}
 
     def put(self, offset: int, data: memoryview) -> None:
         self.now[offset : offset + len(data)] = data
         for page in range(offset // PAGE, -(-(offset + len(data)) // PAGE)):
             self.dirty[page] = None
+            self.dropped.pop(page, None)
 
     def settle(self) -> None:
         for page in self.dirty:
@@ -70,6 +77,9 @@ class SimDisk:
         self.faults = DiskFaults()
         self.capacity_bytes = capacity_bytes
         self.calls = 0
+        self.read_failures = 0
+        self.lost_ns = 0
+        """Time that slow calls have taken, all together."""
         self.lied = False
         """Whether a misdirected write or a flipped bit may have damaged something synced."""
         self._rng = rng
@@ -144,6 +154,7 @@ class SimDisk:
                 del file.dirty[page]
             raise Crash
         if self._chance(self.faults.sync_error):
+            file.dropped.update(file.dirty)
             file.dirty.clear()
             return errno.EIO
         file.settle()
@@ -160,10 +171,10 @@ class SimDisk:
     # What befalls a disk
 
     def kill(self) -> None:
-        """The process died, the machine goes on: whatever was written is there, and will be synced some time."""
+        """The process died, the machine goes on: whatever was written is there to be read, but not yet sure to survive."""
         for file in self._files.values():
-            file.settle()
-        self._names_pending.clear()
+            file.dirty.update(file.dropped)
+            file.dropped.clear()
 
     def lose_power(self) -> None:
         """What was not synced is kept, lost or torn."""
@@ -177,6 +188,7 @@ class SimDisk:
                 end = at + (PAGE if fate < 0.4 else self._rng.randrange(0, PAGE, _SECTOR) if fate < 0.6 else 0)
                 file.stable[at:end] = file.now[at:end]
             file.dirty.clear()
+            file.dropped.clear()
             file.now[:] = file.stable
 
     def flip_bit(self) -> bool:
@@ -193,10 +205,8 @@ class SimDisk:
 
     def snapshot_crc(self, crc: int) -> int:
         """A checksum over everything reads see, for digests."""
-        from zlib import crc32
-
         for name, file in sorted(self._files.items()):
-            crc = crc32(file.now, crc32(name.encode(), crc))
+            crc = zlib.crc32(file.now, zlib.crc32(name.encode(), crc))
         return crc
 
     # Parts
@@ -233,6 +243,7 @@ class SimDisk:
         if offset + data.nbytes > len(file.now):
             return errno.ENODATA
         if self._chance(self.faults.read_error):
+            self.read_failures += 1
             return errno.EIO
         data[:] = np.frombuffer(file.now, np.uint8, data.nbytes, offset)
         return 0
@@ -264,6 +275,7 @@ class SimDisk:
 
     def _dies(self) -> bool:
         self.calls += 1
+        self.lost_ns += self.faults.slow_ns
         if self.faults.crash_in:
             self.faults.crash_in -= 1
             return self.faults.crash_in == 0

@@ -23,6 +23,7 @@ MARKS: Final = (
     "damaged block dropped on suspicion",
     "damaged frame refused by a reader",
     "discarded while leased",
+    "flush outlived its lease",
     "lease at its limit refused",
     "lease renewed",
     "lease ran out",
@@ -50,6 +51,7 @@ MARKS: Final = (
 DISK_MARKS: Final = (
     "died inside the tier below",
     "restart adopted what was written down",
+    "restart on a disk that lied",
     "tier below came back",
     "tier below out of order",
 )

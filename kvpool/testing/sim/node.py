@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from kvpool.block import BlockKey
-from kvpool.errors import UnavailableError
+from kvpool.errors import ConfigError, UnavailableError
 from kvpool.policy.eviction import make_policy
 from kvpool.pool import Acquired, Move, PinOutcome, PoolState, Reserve, Reserved
 from kvpool.testing.sim import frames
-from kvpool.testing.sim.below import NODE, Below
+from kvpool.testing.sim.below import NODE, Below, Kept
 from kvpool.testing.sim.disk import Crash
 from kvpool.testing.sim.ground import Ground
 from kvpool.testing.sim.judge import Judge, Violation
 from kvpool.testing.sim.loop import Loop
 from kvpool.testing.sim.marks import Coverage
 from kvpool.testing.sim.world import World, stream
+from kvpool.tier.contract import Tier
+from kvpool.tier.ssd.tier import SsdTier
 from kvpool.units import US
 from kvpool.wire.fence import NodeIdentity, check
 
@@ -76,7 +78,8 @@ class Node:
         self.tick_ns = world.tick_ns
         self.below: Below | None = None
         self.ground = Ground(world, coverage)
-        self._kept: dict[BlockKey, int] = {}
+        self._kept = Kept({}, ())
+        self._recorded = self._last = 0
         self.methods: dict[str, Callable[..., Any]] = {
             "lookup": self.lookup,
             "reserve": self.reserve,
@@ -106,7 +109,32 @@ class Node:
     def start(self) -> None:
         """A new life."""
         world = self.world
-        self.identity = NodeIdentity("n0", max(self.wall_ns() // US, self.identity.incarnation + 1))
+        before = self._last if world.below.kind != "ssd" else self._recorded
+        self.identity = NodeIdentity("n0", max(self.wall_ns() // US, 0 if world.below.kind == "ssd" else before + 1))
+        tier: Tier | None = None
+        failures = self.ground.disk.read_failures
+        if world.below.kind != "none":
+            self.up = True
+            try:
+                tier = self.die_or(lambda: self.ground.open(self))
+            except ConfigError:
+                self.crash()
+                self.loop.after(world.faults.node_down_ns, self.revive)
+            if tier is None:
+                return
+        sound = not self.ground.disk.lied and failures == self.ground.disk.read_failures
+        if isinstance(tier, SsdTier):
+            if sound and tier.incarnation <= before:
+                raise Violation(f"incarnation {tier.incarnation} after {before}")
+            if not tier.books().counters["write_errors"]:
+                self._recorded = tier.incarnation
+            self.identity = NodeIdentity("n0", max(tier.incarnation, self._last + 1))  # one that isn't on the disk may come again
+        self._last = self.identity.incarnation
+        self._live(tier, sound=sound)
+
+    def _live(self, tier: Tier | None, *, sound: bool) -> None:
+        """The new life begins."""
+        world = self.world
         self.pool = PoolState(world.capacity_bytes, make_policy(world.policy), world.limits)
         self.arena = Arena(world.capacity_bytes)
         self.up = True
@@ -115,18 +143,17 @@ class Node:
         self.judge.may_leave = lambda key: True
         if self._note is not None:
             self._note("node", "start", (), self.identity.incarnation)
-        if world.below.kind != "none":
-            tier = self.die_or(lambda: self.ground.open(self))
-            if tier is not None:
-                below = self.below = Below(self, world.below, stream(world.seed, f"below {self.identity.incarnation}"), tier)
-                self.judge.may_leave = below.may_leave
-                below.recovered(self._kept)
+        if tier is not None:
+            self.below = Below(self, world.below, stream(world.seed, f"below {self.loop.now_ns}"), tier)
+            self.judge.may_leave = self.below.may_leave
+            self.below.recovered(self._kept, sound=sound)
 
     def crash(self, *, power: bool = False) -> None:
         """The process is gone, or the whole machine is without power."""
         self.up = False
         if self.below is not None:
             self._kept = self.below.kept()
+            self.below = None
         self.ground.fall(power=power)
         if self._note is not None:
             self._note("node", "power loss" if power else "crash", (), "")

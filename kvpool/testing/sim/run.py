@@ -72,7 +72,7 @@ class Simulation:
     def digest(self) -> int:
         """A number that depends on all that has happened."""
         parts = (self.loop.now_ns, self.loop.events, self.node.digest, self.judge.delivered, sorted(self.node.pool.counters().items()))
-        return zlib.crc32(self.node.arena.view, zlib.crc32(repr(parts).encode()))
+        return self.node.ground.disk.snapshot_crc(zlib.crc32(self.node.arena.view, zlib.crc32(repr(parts).encode())))
 
     def _heal(self) -> None:
         """No more faults, no new work; everything under way comes to an end."""

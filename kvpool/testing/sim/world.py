@@ -14,10 +14,11 @@ from kvpool.block import BlockKey
 from kvpool.policy.eviction import POLICIES
 from kvpool.pool import PoolLimits
 from kvpool.pool.flow import FlowSettings
-from kvpool.units import MS, US
+from kvpool.units import KIB, MS, US
 
 UNIT = 64
-TROUBLES = ("write error", "short write", "read error", "sync error", "misdirected", "full", "read-only", "die inside", "bit flip")
+SEGMENT_BYTES = 64 * KIB
+TROUBLES = ("write error", "short write", "read error", "sync error", "misdirected", "full", "read-only", "slow", "die inside", "bit flip")
 """What a disk may do wrong. Two of them lie: after a misdirected write or a flipped bit, what was acknowledged may be gone."""
 
 
@@ -101,7 +102,7 @@ class BelowDraw:
     kind: str
     flow: FlowSettings
     capacity_bytes: int
-    segment_bytes: int
+    max_objects: int
     pump_ns: int
     transfer_ns: int
     troubles: tuple[str, ...]
@@ -268,7 +269,7 @@ def _draw_faults(rng: Random, think_ns: int) -> FaultDraw:
 
 
 def _draw_below(rng: Random, capacity_bytes: int, think_ns: int) -> BelowDraw:
-    kind = rng.choice(("none", "none", "memory"))
+    kind = rng.choice(("none", "none", "memory", "ssd", "ssd"))
     return BelowDraw(
         kind=kind,
         flow=FlowSettings(
@@ -278,8 +279,8 @@ def _draw_below(rng: Random, capacity_bytes: int, think_ns: int) -> BelowDraw:
             clean_percent=rng.choice((10, 30, 60)),
             batch_bytes=rng.choice((1, 400, 2000)),
         ),
-        capacity_bytes=capacity_bytes * rng.randint(1, 4) // 2,
-        segment_bytes=0,
+        capacity_bytes=rng.randint(2, 4) * SEGMENT_BYTES if kind == "ssd" else capacity_bytes * rng.randint(1, 4) // 2,
+        max_objects=rng.choice((8, 24, 64)),
         pump_ns=think_ns // rng.choice((2, 8)),
         transfer_ns=think_ns // rng.choice((1, 4)),
         troubles=tuple(name for name in TROUBLES if rng.random() < 0.3),
