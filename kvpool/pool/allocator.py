@@ -7,7 +7,9 @@ also kept by size (`holes.py`), where a good fit is found in O(1). All lengths a
 frame starts on a cache line.
 
 When nothing fits although enough bytes are free, `plan_moves` says which extents to copy where (`relocate.py`). Whoever owns the
-bytes books the plan by `apply`, copies them in order, and allocates again.
+bytes books the plan by `apply`, copies them in order, and allocates again. How much to copy is `move_budget`: nothing until a fiftieth of
+the arena is free beyond what is asked for, then four times what is asked for. Blocks that leave in order of age leave neighbours
+free, and nothing need be copied at all; without that slack, moving would mix the ages, which costs more than it saves.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +20,9 @@ from kvpool.pool.holes import Holes
 from kvpool.pool.relocate import BEFORE_MASK, SIZE_SHIFT, Planner
 from kvpool.pool.story import InvariantError
 from kvpool.pool.values import Move
+
+_SLACK_PARTS = 50
+_MOVE_FACTOR = 4
 
 
 def aligned(length: int) -> int:
@@ -101,8 +106,9 @@ class Allocator:
         """Which extents to move so that `allocate(length)` succeeds, after it has answered None; None when no way was found.
 
         `movable(offset)` says whether the extent at an offset may move; it is asked about few. All sizes together are at most
-        `budget_bytes`. Sources and targets don't overlap, each other's included, so the moves may run in order. Once the plan is
-        applied, `allocate(length)` succeeds. An empty plan says that it does already. Plans change nothing.
+        `budget_bytes`. The moves are to be carried out in order: a target may overlap the move's own source, and what earlier moves left,
+        but no bytes that are still somebody's. Once the plan is applied, `allocate(length)` succeeds. An empty plan says that it
+        does already. Plans change nothing.
         """
         size = aligned(length)
         if size > self.free_bytes:
@@ -114,18 +120,28 @@ class Allocator:
             return []
         return self._planner.plan(size, movable, budget_bytes)
 
-    def apply(self, moves: Sequence[Move]) -> None:
-        """Rebook the extents of a whole plan. Raises `InvariantError` for moves that don't fit what is there.
+    def move_budget(self, length: int, *, others_may_leave: bool) -> int:
+        """Bytes worth copying to place `length` now: none while little is free beyond it, if the next to leave may make it fit."""
+        size = aligned(length)
+        if others_may_leave and self.free_bytes - size < self.capacity_bytes // _SLACK_PARTS:
+            return 0
+        return _MOVE_FACTOR * size
 
-        All targets are taken before any source is freed: a freed source may merge with the hole that a later move goes to.
-        """
-        for source, target, size in moves:
-            if self.size_of(source) != size or self._holes.sizes.get(target, 0) < size:
-                found = (self.size_of(source), self._holes.sizes.get(target))
-                raise InvariantError(f"move of {size} bytes from {source} to {target}: an extent of {found[0]}, a hole of {found[1]}")
-            self._take(target, size)
-        for source, _, _ in moves:
-            self.free(source)
+    def apply(self, moves: Sequence[Move]) -> None:
+        """Rebook the extents of a whole plan. Raises `InvariantError` at a move that doesn't fit what is there."""
+        sizes = self._holes.sizes
+        for move in moves:
+            source, target, size = move
+            room = sizes.get(target, 0)
+            slides = 0 < room < size and target + room == source
+            if self.size_of(source) != size or not (slides or room >= size):
+                raise InvariantError(f"{move}: an extent of {self.size_of(source)}, a hole of {room} bytes")
+            if slides:
+                self.free(source)
+                self._take(target, size)
+            else:
+                self._take(target, size)  # first: its hole may touch the source, and start elsewhere when that is free
+                self.free(source)
 
     @property
     def holes(self) -> int:

@@ -15,6 +15,7 @@ ALIGNMENT = 64
 _SHIFT = 6
 _MANTISSA_BITS = 5
 _PROBES = 8
+_LONG_PROBES = 64
 
 
 def _bin_of(size: int) -> int:
@@ -88,8 +89,9 @@ class Holes:
         return list(islice(self._downwards(), count))
 
     def overlooked(self, size: int) -> int | None:
-        """A hole of at least `size` in the bin of that size, wherever in it. Linear in the bin: ask when `fit` found none."""
-        return next((offset for offset in self._bins.get(_bin_of(size), ()) if self.sizes[offset] >= size), None)
+        """A hole of at least `size` among the first of the bin of that size, where `fit` doesn't look when there are many."""
+        offsets = self._bins.get(_bin_of(size), ())
+        return next((offset for offset in offsets[:_LONG_PROBES] if self.sizes[offset] >= size), None)
 
     def check(self) -> None:
         """Raise `InvariantError` unless bins, slots and the map of bins know every hole exactly once."""

@@ -1,8 +1,9 @@
 """Room for the items of one `reserve` call: where they go, who leaves for them, what moves aside.
 
-Room is made in this order: a hole that fits; blocks moved together so that the free bytes become one hole (as long as that copies
-little); the next victim of the eviction policy. Never taken: what anyone grips, the blocks and parents named in the same call, and,
-while a slower tier is attached, *dirty* blocks: they wait to be written down first, and the caller is told to ask again (`waiting`).
+Room is made in this order: a hole that fits; blocks moved together so that the free bytes become one hole (once enough is free, and as
+long as that copies little: `Allocator.move_budget`); the next victim of the eviction policy; blocks moved together when no victim is
+left. Never taken: what anyone grips, the blocks and parents named in the same call, and, while a slower tier is attached, *dirty*
+blocks: they wait to be written down first, and the caller is told to ask again (`waiting`).
 
 Nothing is evicted for an item larger than free + used, and an item that still doesn't fit after `_PATIENCE` evictions goes on only if
 some gap between gripped extents could take it, so a large block can't empty a pool whose leases leave no room for it.
@@ -24,7 +25,6 @@ from kvpool.pool.values import Move, Reserve
 _PATIENCE = 16
 _DIRTY_SEARCH = 1024  # dirty blocks passed over in one call
 _QUOTA_SEARCH = 8192  # blocks looked at in one call for those of a tenant at its quota
-_MOVE_FACTOR = 4  # bytes copied aside for one item, as a multiple of its own
 
 
 class Room:
@@ -62,17 +62,21 @@ class Room:
             return None
         for evicted in count():
             if len(self._blocks.extents) < self._limits.max_blocks:
-                offset = self._fit(length, size)
+                offset = self._fit(length, size, others_may_leave=True)
                 if offset is not None:
                     return offset
             if evicted == _PATIENCE and size > self._largest_gap():
                 return None
             victim = next(self._victims, None)
             if victim is None:
-                self.waiting = self.waiting or self._passed_dirty > 0
-                return None
+                break
             self._leave(victim)
-        raise AssertionError("unreachable")
+        offset = None
+        if len(self._blocks.extents) < self._limits.max_blocks:
+            offset = self._fit(length, size, others_may_leave=False)
+        if offset is None:
+            self.waiting = self.waiting or self._passed_dirty > 0
+        return offset
 
     def keep_to_quotas(self, items: Sequence[Reserve], quotas: Mapping[str, int]) -> None:
         """Evict blocks of tenants that these items would take over their quota, as far as a bounded search finds them."""
@@ -96,12 +100,13 @@ class Room:
                     if all(left <= 0 for left in over.values()):
                         return
 
-    def _fit(self, length: int, size: int) -> int | None:
+    def _fit(self, length: int, size: int, *, others_may_leave: bool) -> int | None:
         allocator = self._blocks.allocator
         offset = allocator.allocate(length)
         if offset is not None or allocator.free_bytes < size:
             return offset
-        moves = allocator.plan_moves(length, self._blocks.movable, _MOVE_FACTOR * size)
+        budget_bytes = allocator.move_budget(length, others_may_leave=others_may_leave)
+        moves = allocator.plan_moves(length, self._blocks.movable, budget_bytes)
         if moves is None:
             return None
         self._blocks.relocate(moves)

@@ -28,7 +28,7 @@ class Reserve(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Copy `size` bytes from offset `source` to offset `target`; the two never overlap."""
+    """Copy `size` bytes from offset `source` to offset `target`; the two may overlap, then `target` is the lower one (memmove)."""
 
     source: int
     target: int

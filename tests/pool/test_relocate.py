@@ -7,6 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvpool.block import BlockKey
+from kvpool.policy.eviction import PrefixLru
+from kvpool.pool import Granted, PoolState, Reserve
 from kvpool.pool.allocator import ALIGNMENT, Allocator, aligned
 from kvpool.pool.story import InvariantError
 from kvpool.pool.values import Move
@@ -52,7 +55,6 @@ class ArenaWithMoves(RuleBasedStateMachine):
         self.allocator.apply(moves)
         for source, target, size in moves:
             assert source not in self.pinned
-            assert source + size <= target or target + size <= source
             self.bytes[target : target + size] = self.bytes[source : source + size]
             self.blocks[target] = self.blocks.pop(source)
 
@@ -78,7 +80,7 @@ class ArenaWithMoves(RuleBasedStateMachine):
 
 
 ArenaWithMoves.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestArenaWithMoves = ArenaWithMoves.TestCase
 
@@ -104,6 +106,46 @@ def test_half_free_arena_gives_a_large_block_after_few_moves() -> None:
     allocator.check()
 
 
+def test_large_block_between_two_holes_slides() -> None:
+    """It fits nowhere else, and no hole takes the request: packed to one side, it leaves both holes as one. The copy overlaps itself."""
+    allocator = Allocator(10 * ALIGNMENT)
+    first, block, last = (allocator.allocate(units * ALIGNMENT) for units in (2, 5, 3))
+    assert (first, block, last) == (0, 2 * ALIGNMENT, 7 * ALIGNMENT)
+    allocator.free(0)
+    allocator.free(7 * ALIGNMENT)
+    moves = allocator.plan_moves(5 * ALIGNMENT, lambda offset: True, 5 * ALIGNMENT)
+    assert moves == [Move(2 * ALIGNMENT, 0, 5 * ALIGNMENT)]
+    allocator.apply(moves)
+    assert allocator.allocate(5 * ALIGNMENT) == 5 * ALIGNMENT
+    allocator.check()
+
+
+def test_nothing_is_copied_while_little_is_free_and_others_may_leave() -> None:
+    """Moving when full mixes the ages of neighbours; a fiftieth of the arena as slack is what keeps copies rare."""
+    allocator = Allocator(1000 * ALIGNMENT)
+    allocator.allocate(980 * ALIGNMENT)
+    assert allocator.move_budget(ALIGNMENT, others_may_leave=True) == 0
+    assert allocator.move_budget(ALIGNMENT, others_may_leave=False) == 4 * ALIGNMENT
+    allocator.free(0)
+    assert allocator.move_budget(ALIGNMENT, others_may_leave=True) == 4 * ALIGNMENT
+
+
+def test_pool_moves_blocks_when_nobody_may_leave() -> None:
+    """Blocks that wait to be written down stay, but may lie elsewhere: half of the arena is free, so there is room."""
+    pool = PoolState(4 * ALIGNMENT, PrefixLru())
+    pool.guard(True)
+    keys = [BlockKey(bytes([i]) * 32) for i in range(5)]
+    got = pool.reserve([Reserve(key, None, 0, ALIGNMENT) for key in keys[:4]], owner="w", lease_ns=10, now_ns=0)
+    pool.commit(got.lease_id, keys[:4], 0)
+    pool.discard(keys[0])
+    pool.discard(keys[2])
+    got = pool.reserve([Reserve(keys[4], None, 0, 2 * ALIGNMENT)], owner="w", lease_ns=10, now_ns=1)
+    assert isinstance(got.grants[0], Granted)
+    assert [move.size for move in got.moves] == [ALIGNMENT]
+    assert pool.counters()["evicted"] == 0
+    pool.check()
+
+
 @pytest.mark.parametrize(
     ("movable", "budget"),
     [(lambda offset: False, 100 * ALIGNMENT), (lambda offset: True, 0)],
@@ -123,7 +165,7 @@ def test_apply_refuses_moves_that_fit_nothing() -> None:
     """A plan that is out of date must not corrupt the map."""
     allocator = striped(8)
     for wrong in (Move(0, ALIGNMENT, ALIGNMENT), Move(ALIGNMENT, 0, 2 * ALIGNMENT), Move(ALIGNMENT, 3 * ALIGNMENT, ALIGNMENT)):
-        with pytest.raises(InvariantError, match="move of"):
+        with pytest.raises(InvariantError, match="an extent of"):
             allocator.apply([wrong])
     allocator.check()
 
