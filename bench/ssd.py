@@ -5,10 +5,9 @@ KiB records at depth 8, random get of 64 KiB records at depth 16. The tier hashe
 to memory that is aligned to 64 bytes, like frames of an arena; fio does neither. Depth: the tier has so many lanes; fio so many requests
 (io_uring, else libaio).
 
-Sync: the tier syncs once after each put, of 8 records; fio is told `fdatasync=8`. Both write over blocks that were written before: the log
-is full when measuring begins, so the tier also gives up old segments meanwhile. `ratio_to_fio` is the lowest of the cases' ratios, a
-case's ratio the median over rounds of tier/fio within one round.
-"""
+Sync: the tier syncs once after each put, of 32 records; fio is told `fdatasync=32`. Both write over blocks that were written before: the
+log is full when measuring begins, so the tier also gives up old segments meanwhile. `ratio_to_fio` is the lowest of the cases' ratios, a
+case's ratio the median over rounds of tier/fio within one round. """
 
 import argparse
 import json
@@ -33,7 +32,7 @@ from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd import SsdTier
 from kvpool.units import KIB, MIB, SECOND, parse_size
 
-BATCH: Final = 8
+BATCH: Final = 32
 SEGMENT: Final = 64 * MIB
 
 
@@ -63,12 +62,12 @@ class Log:
         self.tier = SsdTier.open(directory, capacity_bytes=size, segment_bytes=SEGMENT, incarnation=1, lanes=depth, max_objects=1 << 20)
         self.length, self.depth, self.number, self.rng = length, depth, 0, Random(1)
         span = length + 64  # 64-byte aligned, and not to a page
-        memory = np.random.default_rng(1).integers(0, 256, 2 * BATCH * span + 64, dtype=np.uint8)
+        memory = np.random.default_rng(1).integers(0, 256, BATCH * span + 64, dtype=np.uint8)
         first = 64 - memory.ctypes.data % 64
-        self.sources = [memory[first + n * span : first + n * span + length] for n in range(2 * BATCH)]
-        space = np.zeros(4 * depth * span + 64, np.uint8)
+        self.sources = [memory[first + n * span : first + n * span + length] for n in range(BATCH)]
+        space = np.zeros(8 * depth * span + 64, np.uint8)
         first = 64 - space.ctypes.data % 64
-        self.targets = [space[first + n * span : first + n * span + length] for n in range(4 * depth)]
+        self.targets = [space[first + n * span : first + n * span + length] for n in range(8 * depth)]
         while self.number * length < size:
             self.put()
 

@@ -33,7 +33,7 @@ from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd import PAGE, SsdTier
 from kvpool.units import GIB, KIB, MIB, SECOND
 
-SEGMENT: Final = 8 * MIB
+SEGMENT: Final = 2 * MIB
 CAPACITY: Final = 1 * GIB
 _PER_LIFE: Final = 150
 _MAX_LENGTH: Final = 64 * KIB

@@ -20,9 +20,12 @@ from kvpool.tier.ssd.format import (
     Group,
     Place,
     RecordItem,
+    SegmentPage,
+    Super,
     Tombstone,
     data_align,
     encode_group,
+    encode_segment,
     header_bytes,
     item_bytes,
     up,
@@ -34,7 +37,7 @@ from kvpool.units import MIB
 
 MAX_ITEMS: Final = 512
 """Items in one group."""
-GROUP_BYTES: Final = 16 * MIB
+GROUP_BYTES: Final = 32 * MIB
 """A group takes no further record once it has so many bytes, so that a long batch is acknowledged in parts."""
 
 
@@ -54,10 +57,12 @@ def fitting(records: Sequence[Record], tombstones: int, room: int) -> int:
 class Appender:
     """Writes groups at the tail of a segment. Used by one thread at a time, the writer."""
 
-    def __init__(self, disk: Disk, lanes: Lanes, clock: Clock, life: int) -> None:
-        self.life = life
+    def __init__(self, disk: Disk, lanes: Lanes, clock: Clock, block: Super) -> None:
+        self.life = block.incarnation
         self._disk, self._lanes, self._clock = disk, lanes, clock
+        self._segment_bytes = block.segment_bytes
         self._head = aligned(MAX_HEADER_BYTES + PAGE)
+        self._page = aligned(PAGE)
 
     def append(
         self, segment: Segment, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int
@@ -79,6 +84,9 @@ class Appender:
             items = tuple(map(_item, records, places, checksums))
             raw = encode_group(Group(segment.serial, self.life, segment.tail, total, items, tuple(tombstones)))
             stream.finish(raw, deadline_ns)
+            if segment.tail == PAGE:
+                self._page[:] = memoryview(encode_segment(SegmentPage(segment.serial, self.life, self._segment_bytes)))
+                stream.write(0, self._page)
         failure = stream.wait() or self._disk.sync(slot_name(segment.slot))
         if failure:
             return failure, []
@@ -155,7 +163,7 @@ class _Stream:
             self._failure = self._failure or errno.ETIMEDOUT
             return
         self._head[: len(header)] = memoryview(header)
-        self._write(self._start, self._head)
+        self.write(self._start, self._head)
 
     def wait(self) -> int:
         """When all transfers have ended: the first errno."""
@@ -197,7 +205,10 @@ class _Stream:
 
         self._running.append(self._lanes.start(work))
 
-    def _write(self, offset: int, data: Bytes) -> None:
+    def write(self, offset: int, data: Bytes) -> None:
+        """Write whole pages at `offset` of the file, unless something failed."""
+        if self._failure:
+            return
         self._running.append(self._lanes.start(lambda: self._disk.write([Piece(self._name, offset, data)])[0]))
 
 

@@ -6,9 +6,8 @@ share if that is half or more (compaction: all live records are copied), else th
 copied, up to a quarter of a segment, the others leave). A tombstone in the victim is copied too while an older segment is still on the
 disk; in FIFO order there is none.
 
-Nothing of an earlier use of a slot is taken for the new one: the first page, with a new serial, is synced before the slot's first group. A
-freed slot's first page is erased, so what was given up stays so after a crash, and a tombstone for it is not needed.
-"""
+A slot's first page is erased when it is given up, so what was given up stays so after a crash, and a tombstone for it is not needed. The
+first page of the new use, with a new serial, is written and synced with the first group. """
 
 import errno
 import logging
@@ -17,7 +16,7 @@ from typing import Final
 
 from kvpool.clock import Clock
 from kvpool.tier.ssd.disk import PAGE, Disk, Piece
-from kvpool.tier.ssd.format import SEAL, Group, SegmentPage, Tombstone, encode_group, encode_segment
+from kvpool.tier.ssd.format import SEAL, Group, Tombstone, encode_group
 from kvpool.tier.ssd.index import Held, LogIndex, Segment, footprint
 from kvpool.tier.ssd.lanes import aligned, patience
 from kvpool.tier.ssd.recover import Recovered
@@ -62,12 +61,10 @@ class Segments:
         failure = self._make_free(copy, deadline_ns)
         if failure:
             return failure
-        slot = self._free[-1]
         self._seal()
-        failure = self._begin(slot)
-        if failure:
-            return failure
-        self._free.pop()
+        self._serial += 1
+        self.tail = Segment(self._free.pop(), self._serial)
+        self._index.add_segment(self.tail)
         if not self._free and len(self._slots) >= self.max_slots:
             return self._reclaim(copy, deadline_ns)
         return 0
@@ -99,17 +96,6 @@ class Segments:
             return error.errno or errno.EIO
         self._slots.add(slot)
         self._free.append(slot)
-        return 0
-
-    def _begin(self, slot: int) -> int:
-        serial = self._serial + 1
-        self._page[:] = memoryview(encode_segment(SegmentPage(serial, self.life, self.segment_bytes)))
-        failure = self._disk.write([Piece(slot_name(slot), 0, self._page)])[0] or self._disk.sync(slot_name(slot))
-        if failure:
-            return failure
-        self._serial = serial
-        self.tail = Segment(slot, serial)
-        self._index.add_segment(self.tail)
         return 0
 
     def _seal(self) -> None:

@@ -40,7 +40,7 @@ class Writer:
     ) -> None:
         self.health = Health(clock, reader)
         self._disk, self._lanes, self._index, self._reader, self._clock = disk, lanes, index, reader, clock
-        self._appender = Appender(disk, lanes, clock, block.incarnation)
+        self._appender = Appender(disk, lanes, clock, block)
         self._segments = Segments(disk, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation)
         self._super: Super | None = block
         self._last = found.last
@@ -108,9 +108,7 @@ class Writer:
             return False
         if self.health.ailing:
             self.health.probing()
-            failure = self._reader.probe(NAME)
-            if failure:
-                self.health.failed(failure, "reading failed")
+            if self._reader.probe(NAME):
                 return False
         return self._prepare()
 
@@ -119,6 +117,7 @@ class Writer:
 
         That group may have been read from a cache above the device, its sync cut off by a crash, or failed before it.
         """
+        owed = self._super is not None or self._last is not None or bool(self._repairs or self._segments.stale)
         try:
             if self._super is not None:
                 write_super(self._disk, self._super)
@@ -138,6 +137,8 @@ class Writer:
         failure = failure or self._segments.erase()
         if failure:
             self.health.failed(failure, "can't write what has to be written first")
+        elif owed:
+            self.health.wrote()
         return not failure
 
     def _fit(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> int | None:
