@@ -103,7 +103,7 @@ class FileDisk:
         results: list[int] = []
         for run in _runs(pieces):
             try:
-                with self._handle(run[0].name) as handle:
+                with self._handle(run[0].name, writing=writing) as handle:
                     _transfer(handle.descriptor, run, writing=writing)
                 failure = 0
             except OSError as error:
@@ -112,17 +112,22 @@ class FileDisk:
         return results
 
     @contextmanager
-    def _handle(self, name: str) -> Iterator["_Handle"]:
+    def _handle(self, name: str, *, writing: bool = False) -> Iterator["_Handle"]:
         with self._lock:
             if self._directory < 0:
                 raise OSError(errno.EBADF, "the disk is closed")
             handle = self._open.get(name)
+            if handle is not None and writing and not handle.writable:  # opened while that wasn't allowed; it may be now
+                self._drop(name)
+                handle = None
             if handle is None:
-                handle = self._open[name] = _Handle(_open_file(self.directory / name, direct=self.direct))
+                handle = self._open[name] = _Handle(*_open_file(self.directory / name, direct=self.direct))
                 for other in list(self._open)[: max(0, len(self._open) - MAX_OPEN)]:
                     self._drop(other)
             else:
                 self._open.move_to_end(name)
+            if writing and not handle.writable:
+                raise OSError(errno.EROFS, "the file can only be read")
             handle.users += 1
         try:
             yield handle
@@ -148,10 +153,10 @@ class FileDisk:
 class _Handle:
     """An open descriptor, how many transfers use it, and whether the last of them closes it."""
 
-    __slots__ = ("descriptor", "doomed", "users")
+    __slots__ = ("descriptor", "doomed", "users", "writable")
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.users, self.doomed = descriptor, 0, False
+    def __init__(self, descriptor: int, writable: bool) -> None:
+        self.descriptor, self.writable, self.users, self.doomed = descriptor, writable, 0, False
 
 
 def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -215,12 +220,12 @@ def _takes_direct(directory: Path) -> bool:
     return False
 
 
-def _open_file(path: Path, *, direct: bool) -> int:
-    """A descriptor for reading and writing, or for reading only where writing isn't allowed."""
+def _open_file(path: Path, *, direct: bool) -> tuple[int, bool]:
+    """A descriptor for reading and writing, or for reading only where writing isn't allowed, and which."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECT if direct else 0)
     try:
-        return os.open(path, os.O_RDWR | flags)
+        return os.open(path, os.O_RDWR | flags), True
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
-        return os.open(path, os.O_RDONLY | flags)
+        return os.open(path, os.O_RDONLY | flags), False

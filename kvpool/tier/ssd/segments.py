@@ -7,7 +7,7 @@ copied, up to a quarter of a segment, the others leave). A tombstone in the vict
 disk; in FIFO order there is none.
 
 A slot's first page is erased when it is given up, so what was given up stays so after a crash, and a tombstone for it is not needed. The
-first page of the new use, with a new serial, is written and synced with the first group. """
+first page of the new use, with a new serial, is written and synced with the first group."""
 
 import errno
 import logging

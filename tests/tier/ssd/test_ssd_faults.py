@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -298,11 +300,37 @@ def test_failure_in_lanes_is_a_refusal_too(tmp_path: Path) -> None:
     tier.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_real_file_system_full_and_remounted_read_only_and_back(tmp_path: Path) -> None:
+    """The kernel's own errors, and descriptors opened while nothing could be written."""
+    where = tmp_path / "mount"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        tier = SsdTier.open(where / "log", capacity_bytes=64 * SEGMENT, segment_bytes=SEGMENT, incarnation=1, lanes=2)
+        for number in range(150):
+            assert tier.put([record_of(number)], soon()) == [True]
+        assert tier.books().counters["create_failed"] > 0
+        tier.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(where)], check=True)
+        clock = ManualClock(1)
+        tier = SsdTier(FileDisk(where / "log"), capacity_bytes=64 * SEGMENT, segment_bytes=SEGMENT, incarnation=1, lanes=2, clock=clock)
+        assert reads(tier, 149, SECOND)
+        assert tier.put([record_of(200)], SECOND) == [False]
+        assert tier.books().state == "read-only"
+        subprocess.run(["mount", "-o", "remount,rw", str(where)], check=True)
+        clock.advance(3 * SECOND)
+        assert tier.put([record_of(200)], clock.now_ns() + SECOND) == [True]
+        assert tier.books().state == "ok"
+        tier.close()
+    finally:
+        subprocess.run(["umount", str(where)], check=True)
+
+
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no tmpfs here")
 def test_file_system_without_direct_transfers_is_used_and_said_so() -> None:
     """tmpfs may refuse O_DIRECT: the tier works all the same and says which way it goes."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         tier = SsdTier.open(directory, capacity_bytes=4 * SEGMENT, segment_bytes=SEGMENT, incarnation=1, lanes=2)
         assert tier.put([record_of(1)], soon()) == [True]
