@@ -170,6 +170,8 @@ def machine(make: Callable[[], EvictionPolicy], *, repeats: bool = True) -> type
 class PolicyKit:
     """Subclass it as `Test...` and override `make`."""
 
+    warm = 5_000
+    """Blocks that fill what the policy keeps of a constant size (ghosts, samples), whatever it holds."""
     repeats = True
     """Whether two walks with nothing between them offer the same, once a first walk has done the moves that were due."""
 
@@ -256,8 +258,8 @@ class PolicyKit:
     def test_memory_does_not_grow_with_what_passed_by(self) -> None:
         """A node lives for months; what it keeps per resident block is all it may keep."""
         policy = self.make()
-        small = churn(policy, 5_000)
-        assert churn(policy, 30_000, first=5_000) < 1.5 * small
+        small = churn(policy, self.warm)
+        assert churn(policy, 30_000, first=self.warm) < 1.5 * small
 
     def test_any_history_against_a_set(self) -> None:
         """Whatever happened before: no stranger, nobody twice, nobody forgotten."""

@@ -15,6 +15,7 @@ from kvpool.policy.eviction.s3fifo import S3Fifo
 from kvpool.policy.eviction.slru import Slru
 from kvpool.policy.eviction.temporal import Temporal
 from kvpool.policy.eviction.ttl import Ttl
+from kvpool.policy.eviction.value import ReuseValue
 
 POLICIES: Final[Mapping[str, Callable[[], EvictionPolicy]]] = MappingProxyType(
     {
@@ -27,6 +28,7 @@ POLICIES: Final[Mapping[str, Callable[[], EvictionPolicy]]] = MappingProxyType(
         "priority": Priority,
         "ttl": Ttl,
         "temporal": Temporal,
+        "value": ReuseValue,
     }
 )
 """Name: maker of a fresh policy, in the order to show them."""

@@ -14,12 +14,14 @@ from kvpool.testing.policy_kit import PolicyKit
 
 _REPEATS_NOT: frozenset[str] = frozenset()
 
+_WARM = {"value": 40_000}  # 16,384 samples, 8,192 tails
+
 
 def _kit_of(name: str) -> type[PolicyKit]:
     def make(self: PolicyKit) -> EvictionPolicy:
         return make_policy(name)
 
-    return type(f"Test{name}", (PolicyKit,), {"make": make, "repeats": name not in _REPEATS_NOT})
+    return type(f"Test{name}", (PolicyKit,), {"make": make, "repeats": name not in _REPEATS_NOT, "warm": _WARM.get(name, 5_000)})
 
 
 for _name in POLICIES:
