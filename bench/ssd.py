@@ -5,9 +5,10 @@ KiB records at depth 8, random get of 64 KiB records at depth 16. The tier hashe
 to memory that is aligned to 64 bytes, like frames of an arena; fio does neither. Depth: the tier has so many lanes; fio so many requests
 (io_uring, else libaio).
 
-Sync: the tier syncs once after each put, of 32 records; fio is told `fdatasync=32`. Both write over blocks that were written before: the
-log is full when measuring begins, so the tier also gives up old segments meanwhile. `ratio_to_fio` is the lowest of the cases' ratios, a
-case's ratio the median over rounds of tier/fio within one round. """
+Sync: a put of 32 records is written in groups of some 8 MiB with one sync each; fio is told to `fdatasync` after as many blocks. Both write
+over blocks that were written before: the log is full when measuring begins, so the tier also gives up old segments meanwhile.
+`ratio_to_fio` is the lowest of the cases' ratios, a case's ratio the median over rounds of tier/fio within one round.
+"""
 
 import argparse
 import json
@@ -30,6 +31,7 @@ from kvpool.errors import ConfigError
 from kvpool.tier.contract import Record
 from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd import SsdTier
+from kvpool.tier.ssd.append import GROUP_BYTES
 from kvpool.units import KIB, MIB, SECOND, parse_size
 
 BATCH: Final = 32
@@ -125,7 +127,7 @@ class Fio:
         kind = "write" if case.write else "randread" if case.random else "read"
         options = [f"--rw={kind}", f"--bs={case.length}", f"--iodepth={case.depth}", "--time_based", f"--runtime={int(seconds * 1000)}ms"]
         if case.write:
-            options.append(f"--fdatasync={BATCH}")
+            options.append(f"--fdatasync={min(BATCH, -(-GROUP_BYTES // case.length))}")
         job = self._run(*options)
         side = job["write" if case.write else "read"]
         return float(side["io_bytes"]) / (float(side["runtime"]) / 1000)

@@ -2,7 +2,10 @@
 
 Theory. O_DIRECT wants page-aligned memory, and frames in an arena are aligned to 64 bytes only, so bytes pass through a fixed set of
 staging buffers. A lane spends its time inside a system call, a hash or a copy, all of which release the GIL; depth comes from several
-lanes. With no lanes everything runs in the calling thread, in order: what a simulation wants."""
+lanes. With no lanes everything runs in the calling thread, in order: what a simulation wants.
+
+Writes and reads have lanes of their own. A write holds its buffer while it waits for a lane, a read waits for a buffer in its lane; in one
+queue, reads in all lanes could wait for buffers of writes that stand behind them."""
 
 import mmap
 import queue
@@ -37,11 +40,12 @@ def aligned(nbytes: int) -> Bytes:
 
 
 class Lanes:
-    """`count` threads with as many staging buffers and a few more; 0: no threads, two buffers."""
+    """`count` threads for writes and `count` for reads, with as many staging buffers and a few more; 0: no threads, two buffers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ThreadPoolExecutor(count, "kvpool-ssd") if count else None
+        self._pool = ThreadPoolExecutor(count, "kvpool-ssd-read") if count else None
+        self._writes = ThreadPoolExecutor(count, "kvpool-ssd-write") if count else None
         self._stages: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         self.stages = count + 2
         for _ in range(self.stages):
@@ -59,9 +63,11 @@ class Lanes:
         self._stages.put(stage)
 
     def start(self, work: Callable[[], R]) -> "Future[R]":
-        """Run `work` in a lane, or now without lanes; what it raises comes out of the future (now without lanes)."""
-        if self._pool is not None:
-            return self._pool.submit(work)
+        """Run a write in a lane, or now without lanes; what it raises comes out of the future (now without lanes).
+
+        It must wait for no other."""
+        if self._writes is not None:
+            return self._writes.submit(work)
         done: Future[R] = Future()
         done.set_result(work())
         return done
@@ -85,5 +91,6 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, after what they do now; doesn't wait for them."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._writes):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)

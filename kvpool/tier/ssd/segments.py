@@ -12,13 +12,14 @@ first page of the new use, with a new serial, is written and synced with the fir
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from kvpool.clock import Clock
 from kvpool.tier.ssd.disk import PAGE, Disk, Piece
 from kvpool.tier.ssd.format import SEAL, Group, Tombstone, encode_group
 from kvpool.tier.ssd.index import Held, LogIndex, Segment, footprint
-from kvpool.tier.ssd.lanes import aligned, patience
+from kvpool.tier.ssd.lanes import Lanes, aligned, patience
 from kvpool.tier.ssd.recover import Recovered
 from kvpool.tier.ssd.scan import scan_segment, slot_name
 from kvpool.units import SECOND
@@ -40,7 +41,7 @@ class Segments:
     """The slots of one log. Used by one thread at a time, the writer. Errors are errnos, 0 none, as of `Disk`."""
 
     def __init__(
-        self, disk: Disk, index: LogIndex, clock: Clock, found: Recovered, *, segment_bytes: int, max_slots: int, life: int
+        self, disk: Disk, lanes: Lanes, index: LogIndex, clock: Clock, found: Recovered, *, segment_bytes: int, max_slots: int, life: int
     ) -> None:
         self.tail = found.tail
         self.segment_bytes, self.max_slots, self.life = segment_bytes, max_slots, life
@@ -50,7 +51,9 @@ class Segments:
         self.stale: list[int] = []
         """Free slots whose first page is still to be erased."""
         self._create_after_ns = 0
-        self._page = aligned(PAGE)
+        self._page, self._zeros = aligned(PAGE), aligned(PAGE)
+        self._lanes = lanes
+        self._erasing: Future[int] | None = None
 
     def room(self) -> int:
         """Bytes left in the tail; one page is kept for the mark that ends a segment."""
@@ -58,7 +61,7 @@ class Segments:
 
     def advance(self, copy: Copy, deadline_ns: int) -> int:
         """Begin a new tail, and give up an old segment if that took the last slot. ETIMEDOUT: not within the deadline."""
-        failure = self._make_free(copy, deadline_ns)
+        failure = self.erase(wait=True) or self._make_free(copy, deadline_ns) or self.erase(wait=True)
         if failure:
             return failure
         self._seal()
@@ -142,14 +145,23 @@ class Segments:
         self.counters["reinserted"] += len(kept)
         self.counters["segments_compacted" if compact else "segments_reclaimed"] += 1
         self.stale.append(victim.slot)
-        return self.erase()
+        self._erasing = self._lanes.start(self._erase)
+        return 0
 
-    def erase(self) -> int:
-        """Erase the first pages of slots given up."""
+    def erase(self, *, wait: bool) -> int:
+        """See that the first pages of slots given up are erased, or being erased when not told to wait; an errno."""
+        if self._erasing is not None:
+            if not wait and not self._erasing.done():
+                return 0
+            failure, self._erasing = self._erasing.result(), None
+            if failure:
+                return failure
+        return self._erase()
+
+    def _erase(self) -> int:
         while self.stale:
             name = slot_name(self.stale[-1])
-            self._page[:] = 0
-            failure = self._disk.write([Piece(name, 0, self._page)])[0] or self._disk.sync(name)
+            failure = self._disk.write([Piece(name, 0, self._zeros)])[0] or self._disk.sync(name)
             if failure:
                 return failure
             self.stale.pop()

@@ -14,7 +14,7 @@ import numpy as np
 from kvpool.block import BlockKey
 from kvpool.clock import Clock
 from kvpool.tier.contract import Record
-from kvpool.tier.ssd.append import MAX_ITEMS, Appender, fitting
+from kvpool.tier.ssd.append import MAX_ITEMS, Appender, Started, fitting
 from kvpool.tier.ssd.disk import PAGE, Disk
 from kvpool.tier.ssd.format import Place, Super, Tombstone, header_bytes, up
 from kvpool.tier.ssd.health import Health
@@ -41,7 +41,9 @@ class Writer:
         self.health = Health(clock, reader)
         self._disk, self._lanes, self._index, self._reader, self._clock = disk, lanes, index, reader, clock
         self._appender = Appender(disk, lanes, clock, block)
-        self._segments = Segments(disk, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation)
+        self._segments = Segments(
+            disk, lanes, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation
+        )
         self._super: Super | None = block
         self._last = found.last
         self._repairs = list(found.repairs)
@@ -70,23 +72,35 @@ class Writer:
         if not self.ready(deadline_ns):
             return stored
         todo = list(records)
+        syncing: Started | None = None
         while todo and self._clock.now_ns() < deadline_ns:
-            tombstones = self._some_tombstones()
-            count = self._fit(todo, tombstones, deadline_ns)
-            if count is None:
-                break
+            tombstones = self._some_tombstones(0 if syncing is None else len(syncing.tombstones))
+            count = 0
+            if syncing is not None:
+                count = fitting(todo, len(tombstones), self._segments.room() - syncing.total)
+                if not count:
+                    if not self._stored(syncing, stored):
+                        return stored
+                    syncing = None
+            if syncing is None:
+                fits = self._fit(todo, tombstones, deadline_ns)
+                if fits is None:
+                    return stored
+                count = fits
             if not count:
                 todo.pop(0)  # too large beside what had to be copied
                 continue
-            held = self._group(todo[:count], tombstones, deadline_ns)
-            if held is None:
-                break
-            for one in held:
-                beyond = self._index.insert(one)
-                self.bury(beyond)
-                self._segments.counters["evicted"] += len(beyond)
-            stored += held
-            todo = todo[count:]
+            started = self._start(syncing, todo[:count], tombstones, deadline_ns)
+            if syncing is not None and not self._stored(syncing, stored):
+                self._appender.abandon(started)
+                return stored
+            failure = self._appender.seal(started, deadline_ns)
+            if failure:
+                self.health.failed(failure, "a write failed")
+                return stored
+            syncing, todo = started, todo[count:]
+        if syncing is not None:
+            self._stored(syncing, stored)
         return stored
 
     def bury(self, dropped: Sequence[Held]) -> None:
@@ -98,8 +112,8 @@ class Writer:
     def flush_tombstones(self, deadline_ns: int) -> None:
         """Write the tombstones that wait, as far as the device and the deadline allow."""
         while self._pending and self.ready(deadline_ns):
-            tombstones = self._some_tombstones()
-            if self._fit([], tombstones, deadline_ns) is None or self._group([], tombstones, deadline_ns) is None:
+            tombstones = self._some_tombstones(0)
+            if self._fit([], tombstones, deadline_ns) is None or not self._group([], tombstones, deadline_ns):
                 return
 
     def ready(self, deadline_ns: int) -> bool:
@@ -134,7 +148,7 @@ class Writer:
             failure = self._appender.rewrite(tail.slot, self._repairs[-1])
             if not failure:
                 self._repairs.pop()
-        failure = failure or self._segments.erase()
+        failure = failure or self._segments.erase(wait=False)
         if failure:
             self.health.failed(failure, "can't write what has to be written first")
         elif owed:
@@ -153,25 +167,43 @@ class Writer:
                 return None
         return 0
 
-    def _group(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> list[Held] | None:
-        tail = self._segments.tail
-        assert tail is not None
-        failure, held = self._appender.append(tail, records, tombstones, deadline_ns)
+    def _group(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> bool:
+        group = self._start(None, records, tombstones, deadline_ns)
+        failure = self._appender.seal(group, deadline_ns)
         if failure:
             self.health.failed(failure, "a write failed")
-            return None
+            return False
+        return self._stored(group, [])
+
+    def _start(self, syncing: Started | None, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> Started:
+        tail = self._segments.tail
+        assert tail is not None
+        return self._appender.start(tail, 0 if syncing is None else syncing.total, records, tombstones, deadline_ns)
+
+    def _stored(self, group: Started, stored: list[Held]) -> bool:
+        """Wait for the sync of a group; when it is durable its records are found from now on."""
+        failure, held = self._appender.finish(group)
+        if failure:
+            self.health.failed(failure, "a sync failed")
+            return False
         self.health.wrote()
+        for one in held:
+            beyond = self._index.insert(one)
+            self.bury(beyond)
+            self._segments.counters["evicted"] += len(beyond)
+        stored += held
         self._counts["groups"] += 1
-        self._counts["tombstones"] += len(tombstones)
+        self._counts["tombstones"] += len(group.tombstones)
         with self._lock:
-            for tomb in tombstones:
+            for tomb in group.tombstones:
                 if self._pending.get(tomb.key) == tomb.before:
                     del self._pending[tomb.key]
-        return held
+        return True
 
-    def _some_tombstones(self) -> list[Tombstone]:
+    def _some_tombstones(self, skip: int) -> list[Tombstone]:
+        """The oldest that wait, but for so many that are being written."""
         with self._lock:
-            return [Tombstone(key, place) for key, place in islice(self._pending.items(), _TOMBSTONES)]
+            return [Tombstone(key, place) for key, place in islice(self._pending.items(), skip, skip + _TOMBSTONES)]
 
     def _copy(self, source: Segment, kept: Sequence[Held], tombstones: Sequence[Tombstone], deadline_ns: int) -> int:
         """Append copies to the tail and move the index to them; an errno. What does not fit is left."""
