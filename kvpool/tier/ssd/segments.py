@@ -153,10 +153,9 @@ class Segments:
         if self._erasing is not None:
             if not wait and not self._erasing.done():
                 return 0
-            failure, self._erasing = self._erasing.result(), None
-            if failure:
-                return failure
-        return self._erase()
+            self._erasing.result()
+            self._erasing = None
+        return self._erase()  # what failed is tried again
 
     def _erase(self) -> int:
         while self.stale:
