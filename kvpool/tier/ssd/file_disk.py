@@ -15,7 +15,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -80,8 +79,11 @@ class FileDisk:
     def sync(self, name: str) -> int:
         """0 or the errno of `fdatasync`."""
         try:
-            with self._handle(name) as handle:
+            handle = self._take(name)
+            try:
                 os.fdatasync(handle.descriptor)
+            finally:
+                self._give(handle)
         except OSError as error:
             return error.errno or errno.EIO
         return 0
@@ -100,19 +102,27 @@ class FileDisk:
                 self._directory = -1
 
     def _each(self, pieces: Sequence[Piece], *, writing: bool) -> list[int]:
+        if len(pieces) == 1:
+            return [self._run(pieces, writing=writing)]
         results: list[int] = []
         for run in _runs(pieces):
-            try:
-                with self._handle(run[0].name, writing=writing) as handle:
-                    _transfer(handle.descriptor, run, writing=writing)
-                failure = 0
-            except OSError as error:
-                failure = error.errno or errno.EIO
-            results.extend([failure] * len(run))
+            results.extend([self._run(run, writing=writing)] * len(run))
         return results
 
-    @contextmanager
-    def _handle(self, name: str, *, writing: bool = False) -> Iterator["_Handle"]:
+    def _run(self, run: Sequence[Piece], *, writing: bool) -> int:
+        """Transfer pieces that follow one another in one file; an errno."""
+        try:
+            handle = self._take(run[0].name, writing=writing)
+            try:
+                _transfer(handle.descriptor, run, writing=writing)
+            finally:
+                self._give(handle)
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
+
+    def _take(self, name: str, *, writing: bool = False) -> "_Handle":
+        """The file's open descriptor, not closed before it is given back. Raises `OSError`."""
         with self._lock:
             if self._directory < 0:
                 raise OSError(errno.EBADF, "the disk is closed")
@@ -129,13 +139,13 @@ class FileDisk:
             if writing and not handle.writable:
                 raise OSError(errno.EROFS, "the file can only be read")
             handle.users += 1
-        try:
-            yield handle
-        finally:
-            with self._lock:
-                handle.users -= 1
-                if handle.doomed and not handle.users:
-                    os.close(handle.descriptor)
+            return handle
+
+    def _give(self, handle: "_Handle") -> None:
+        with self._lock:
+            handle.users -= 1
+            if handle.doomed and not handle.users:
+                os.close(handle.descriptor)
 
     def _forget(self, name: str) -> None:
         with self._lock:
@@ -171,16 +181,18 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield run
 
 
-def _transfer(descriptor: int, run: list[Piece], *, writing: bool) -> None:
+def _transfer(descriptor: int, run: Sequence[Piece], *, writing: bool) -> None:
     """All bytes of a run, however many calls the kernel makes of it. Raises `OSError`."""
     vectors = [piece.data.data for piece in run]
     offset, left = run[0].offset, sum(piece.data.size for piece in run)
     call = os.pwritev if writing else os.preadv
-    while left:
+    while True:
         count = call(descriptor, vectors, offset)
         if count <= 0:
             raise OSError(errno.EIO if writing else errno.ENODATA, "short transfer")
         left -= count
+        if not left:
+            return
         offset += count
         while count and count >= vectors[0].nbytes:
             count -= vectors.pop(0).nbytes

@@ -85,8 +85,8 @@ class Reader:
         return Fetched(0, xxhash.xxh3_64_intdigest(into.data))
 
     def _staged(self, slot: int, offset: int, length: int, into: Bytes | None, stage: Bytes, deadline_ns: int) -> Fetched:
-        hasher = xxhash.xxh3_64()
-        done = 0
+        hasher = None if length <= STAGE_BYTES else xxhash.xxh3_64()
+        done = checksum = 0
         while done < length:
             if self._clock.now_ns() >= deadline_ns:
                 return Fetched(errno.ETIMEDOUT)
@@ -97,14 +97,14 @@ class Reader:
             if failure:
                 return Fetched(failure)
             part = stage[lead : lead + count]
-            if count == length:
+            if hasher is None:
                 checksum = xxhash.xxh3_64_intdigest(part.data)
             else:
                 hasher.update(part.data)
             if into is not None:
                 into[done : done + count] = part
             done += count
-        return Fetched(0, checksum if length <= STAGE_BYTES else hasher.intdigest())
+        return Fetched(0, checksum if hasher is None else hasher.intdigest())
 
     def _read(self, pieces: list[Piece]) -> int:
         failure = next((code for code in self._disk.read(pieces) if code), 0)

@@ -6,6 +6,7 @@ is searched page by page for a group that belongs there, and the walk goes on fr
 is a leftover from before a crash, and is none."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ class Scan(NamedTuple):
     failure: int
 
 
+@lru_cache(1 << 16)
 def slot_name(slot: int) -> str:
     """The file of a slot."""
     return f"segment-{slot:05d}"
