@@ -4,7 +4,8 @@ import pytest
 
 from kvpool.pool import PoolState
 from kvpool.testing.sim import run_seed
-from kvpool.testing.sim.mutants import MUTANTS, Mutant
+from kvpool.testing.sim.mutant import Mutant
+from kvpool.testing.sim.mutants import MUTANTS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

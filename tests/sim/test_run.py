@@ -6,7 +6,7 @@ import sys
 from functools import cache
 
 from kvpool.testing.sim import MARKS, Verdict, draw_world, run_seed
-from kvpool.testing.sim.marks import Coverage
+from kvpool.testing.sim.marks import DISK_MARKS, Coverage
 
 SEEDS, EVENTS = 120, 2000
 
@@ -38,7 +38,8 @@ def test_simulation_fixed_budget_reaches_every_mark() -> None:
     coverage = Coverage()
     for verdict in verdicts():
         coverage.add(verdict.coverage)
-    assert [mark for mark in coverage.missing() if mark in MARKS] == []
+    assert coverage.missing() == []
+    assert set(coverage.counts) == {*MARKS, *DISK_MARKS}
 
 
 def test_simulation_same_seed_has_the_same_digest() -> None:

@@ -7,10 +7,12 @@ bytes ever come out.
 """
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import NEVER_NS
@@ -21,6 +23,7 @@ from kvpool.testing.sim.ground import SPEED, TierClock
 from kvpool.testing.sim.judge import Violation
 from kvpool.testing.sim.world import BelowDraw
 from kvpool.tier.contract import Entry, Record, Tier, is_expired
+from kvpool.tier.ssd.tier import SsdTier
 from kvpool.units import MS
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ NODE = (-1, None)
 """Who calls, when the node itself does."""
 
 _BATCH = 4
+_BALLAST_BYTES = 3000
 
 
 T = TypeVar("T")
@@ -47,12 +51,22 @@ class Below:
         self.refusals: dict[BlockKey, int] = {}
         self.acknowledged: dict[BlockKey, int] = {}  # durable records: when they expire, unix ms
         self.removed: dict[BlockKey, None] = {}
+        self._clock = TierClock(node, node.ground.disk)
         self._random = rng.random
         self._fetching: dict[BlockKey, None] = {}
         self._flushing = False
         self._ok = True
         node.pool.guard(self.flow.guards)
         node.loop.after(draw.pump_ns, self._pump)
+
+    def load(self) -> None:
+        """Put the world's ballast."""
+        for number in range(self.draw.ballast):
+            key = BlockKey(sha256(b"ballast %d" % number).digest())
+            data = np.frombuffer(frames.make_frame(key, _BALLAST_BYTES, 0), np.uint8)
+            self.node.ground.given[key] = {xxh3_64_intdigest(data.data): None}
+            if self.tier.put([Record(key, None, 0, data)], self._deadline())[0]:
+                self.acknowledged[key] = 0
 
     def stored(self, keys: Sequence[BlockKey]) -> list[bool]:
         """Whether the tier lists each key now."""
@@ -84,7 +98,11 @@ class Below:
     def missed(self, keys: Sequence[BlockKey]) -> None:
         """Readers wanted these and the pool doesn't have them: fetch what the tier lists."""
         wanted = [key for key in keys if key not in self._fetching]
-        entries = [entry for entry in self.tier.find(wanted, self.wall_ms()) if entry is not None][:_BATCH]
+        now_ms = self.wall_ms()
+        entries = [entry for entry in self.tier.find(wanted, now_ms) if entry is not None][:_BATCH]
+        for entry in entries:
+            if is_expired(entry.expires_ms, now_ms):
+                raise Violation(f"{self.node.judge.name(entry.key)} is over, and the tier below offers it")
         if entries and len(self._fetching) < 2 * _BATCH:
             self._fetch(entries)
 
@@ -102,6 +120,15 @@ class Below:
             return True
         self.stored([key])
         return key in self.written
+
+    def complaint(self) -> str:
+        """Whether the tier takes a record, as it must in a healed world, though perhaps not at the first try; what it says when not."""
+        data = np.zeros(64, np.uint8)
+        self.tier.put([Record(BlockKey(bytes(32)), None, 0, data)], self._deadline())
+        books = self.tier.books()
+        if isinstance(self.tier, SsdTier) and self.tier.recovery.unreadable:
+            return ""  # what could not be read when it was opened is left alone for this life, be it all of the log
+        return "" if books.state == "ok" else f"{books.state}: {books.reason}"
 
     # Writing down
 
@@ -146,15 +173,17 @@ class Below:
         self._flushing = False
         now_ns = node.settle()
         records = [self._record(key, place.offset, place.length, now_ns) for key, place in zip(flush.keys, flush.places, strict=True)]
-        for key in flush.keys:
-            self.removed.pop(key, None)  # were it to die now, they might be there
+        for record in records:
+            self.removed.pop(record.key, None)  # were it to die now, it might be there
+            node.ground.given.setdefault(record.key, {})[xxh3_64_intdigest(record.data.data)] = None
         over = flush.lease_id not in node.judge.truth.leases
         if over:  # the bytes may be another's by now
             node.coverage.hit("flush outlived its lease")
-            node.judge.ever_tainted = True
         stored = self._run(lambda: self.tier.put(records, self._deadline()))
         if stored is None:
             return
+        if node.note is not None:
+            node.note("below", "write", (flush.keys,), tuple(stored))
         for record, ok in zip(records, stored, strict=True):
             if ok and not over:
                 self.written[record.key] = None
@@ -224,9 +253,17 @@ class Below:
             node.finish(lease_id, [], now_ns)
             return
         wanted = [(item.key, np.frombuffer(view, np.uint8, item.length, offset)) for item, offset in granted]
-        got = self._run(lambda: self.tier.get(wanted, self._deadline()))
+        there = self.stored([key for key, _ in wanted])
+        failures, deadline_ns = node.ground.disk.read_failures, self._deadline()
+        got = self._run(lambda: self.tier.get(wanted, deadline_ns))
         if got is None:
             return
+        if failures == node.ground.disk.read_failures and not node.ground.disk.lied and self._clock.now_ns() < deadline_ns:
+            for (key, _), listed, ok in zip(wanted, there, got, strict=True):
+                if listed and not ok:
+                    raise Violation(f"{node.judge.name(key)} is listed by the tier below, and it can't give it")
+        if node.note is not None:
+            node.note("below", "fetch", (tuple(key for key, _ in wanted),), tuple(got))
         keys = [key for (key, _), ok in zip(wanted, got, strict=True) if ok]
         for (item, offset), (_, data), ok in zip(granted, wanted, got, strict=True):
             if ok:
@@ -241,20 +278,21 @@ class Below:
         return Reserve(entry.key, entry.parent, entry.depth, entry.length, ttl_ns, entry.sequence, tenant=entry.tenant)
 
     def _check_bytes(self, key: BlockKey, offset: int, data: bytes) -> None:
-        """A tier gives back what it was given: exactly the block's bytes, or damaged ones if the arena's were damaged when written."""
+        """A tier gives back what it was given: the block's bytes, or damaged ones if the arena's were damaged when they were written."""
+        judge = self.node.judge
+        if xxh3_64_intdigest(data) not in self.node.ground.given.get(key, ()):
+            raise Violation(f"the tier below gave bytes for {judge.name(key)} that it was never given")
         if frames.opens(data, key):
-            self.node.judge.delivers(key, len(data), data)
-        elif not self.node.judge.ever_tainted:
-            raise Violation(f"the tier below gave wrong bytes for {self.node.judge.name(key)}")
-        else:
-            self.node.judge.taint(offset, len(data))
-            self.node.coverage.hit("damaged block came back from below")
+            judge.delivers(key, len(data), data)
+            return
+        judge.taint(offset, len(data))
+        self.node.coverage.hit("damaged block came back from below")
 
     # Deaths
 
     def _deadline(self) -> int:
         """For a transfer that begins now, on the tier's clock."""
-        return TierClock(self.node, self.node.ground.disk).now_ns() + 2 * SPEED * self.draw.transfer_ns
+        return self._clock.now_ns() + 2 * SPEED * self.draw.transfer_ns
 
     def _run(self, call: Callable[[], T]) -> T | None:
         """A tier call; None when the process died in its middle, or before."""
@@ -264,9 +302,12 @@ class Below:
         """What a durable tier must still have after this life, and what must not come back."""
         if not self.tier.durable:
             return Kept({}, ())
+        counters = self.tier.books().counters
+        if counters.get("segments_reclaimed", 0) or counters.get("segments_compacted", 0):
+            self.node.coverage.hit("log reclaimed a segment")
         listed = self.tier.find(list(self.acknowledged))
         there = {key: expires for (key, expires), entry in zip(self.acknowledged.items(), listed, strict=True) if entry is not None}
-        settled = not self.tier.books().counters.get("pending_removals", 0)
+        settled = not counters.get("pending_removals", 0)
         return Kept(there, tuple(self.removed) if settled else ())
 
     def recovered(self, kept: "Kept", *, sound: bool) -> None:
@@ -281,15 +322,19 @@ class Below:
                 self.node.coverage.hit("restart adopted what was written down")
             elif not is_expired(expires_ms, now_ms) and not self._full():
                 raise Violation(f"{name(key)} was written down and acknowledged, and is gone after a restart")
+        for entry in list(self.tier.entries()):
+            if self.tier.verify(entry.key) is False:
+                raise Violation(f"{name(entry.key)} was adopted after a restart, and its bytes are wrong")
         for key, entry in zip(kept.removed, self.tier.find(kept.removed), strict=True):
             if entry is not None:
                 raise Violation(f"{name(key)} was removed, and is back after a restart")
             self.removed[key] = None
 
     def _full(self) -> bool:
-        """Whether what was being written at the death may have taken the place of older records."""
+        """Whether there were more records than the tier may hold: what was being written at the death may have taken others' places."""
         books = self.tier.books()
-        return books.objects >= books.max_objects
+        surplus = self.tier.recovery.surplus if isinstance(self.tier, SsdTier) else 0
+        return surplus > 0 or books.objects >= books.max_objects
 
 
 class Kept(NamedTuple):

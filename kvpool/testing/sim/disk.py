@@ -1,7 +1,7 @@
 """A disk that can do everything a real one does wrong, behind the SSD log's `Disk` Protocol.
 
 Theory. A file has two contents: what reads see, and what survives a power loss. A write changes the first; `sync` copies the pages
-written since into the second. At a power loss each page not synced yet is kept, lost, or torn at a sector, by chance; names that were
+written since into the second. At a power loss each page not synced yet is kept, lost, or torn, by chance; names that were
 created, renamed or removed since the last `sync_directory` are undone from the newest on, down to a chance place. A killed process
 loses nothing written, but makes nothing safe either.
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from kvpool.tier.ssd.disk import PAGE, Piece
 
-_SECTOR = 512
+_TEAR = 64  # finer than any device tears, so that small records are torn too
+_AIMS = 64
 
 
 class Crash(BaseException):
@@ -41,7 +42,7 @@ class DiskFaults:
     slow_ns: int = 0
     """How much later it is after each call."""
     crash_in: int = 0
-    """Die in the n-th call from now; 0: don't."""
+    """Die in the n-th call from now that changes something; 0: don't."""
 
 
 class _File:
@@ -76,7 +77,6 @@ class SimDisk:
     def __init__(self, capacity_bytes: int, rng: Random) -> None:
         self.faults = DiskFaults()
         self.capacity_bytes = capacity_bytes
-        self.calls = 0
         self.read_failures = 0
         self.lost_ns = 0
         """Time that slow calls have taken, all together."""
@@ -90,7 +90,6 @@ class SimDisk:
 
     def names(self) -> list[str]:
         """The files there."""
-        self._call()
         return sorted(self._files)
 
     def create(self, name: str, size: int) -> None:
@@ -140,7 +139,7 @@ class SimDisk:
 
     def read(self, pieces: Sequence[Piece]) -> list[int]:
         """Fill pieces."""
-        self._call()
+        self.lost_ns += self.faults.slow_ns
         return [self._read(piece) for piece in pieces]
 
     def sync(self, name: str) -> int:
@@ -185,7 +184,7 @@ class SimDisk:
         for file in self._files.values():
             for page in file.dirty:
                 at, fate = page * PAGE, self._rng.random()
-                end = at + (PAGE if fate < 0.4 else self._rng.randrange(0, PAGE, _SECTOR) if fate < 0.6 else 0)
+                end = at + (PAGE if fate < 0.3 else self._cut(PAGE) if fate < 0.7 else 0)
                 file.stable[at:end] = file.now[at:end]
             file.dirty.clear()
             file.dropped.clear()
@@ -198,6 +197,10 @@ class SimDisk:
             return False
         file = files[self._rng.randrange(len(files))]
         at, bit = self._rng.randrange(len(file.now)), 1 << self._rng.randrange(8)
+        for _ in range(_AIMS):  # where something was written, if that is found soon
+            if file.now[at]:
+                break
+            at = self._rng.randrange(len(file.now))
         file.now[at] ^= bit
         file.stable[at] ^= bit
         self.lied = True
@@ -226,7 +229,7 @@ class SimDisk:
             return errno.EINVAL
         view = data.data.cast("B")
         if torn or self._chance(self.faults.short_write):
-            file.put(offset, view[: self._rng.randrange(0, len(view), _SECTOR)])
+            file.put(offset, view[: self._cut(len(view))])
             return errno.EIO
         if self._chance(self.faults.misdirected):
             self.lied = True
@@ -274,12 +277,15 @@ class SimDisk:
             raise Crash
 
     def _dies(self) -> bool:
-        self.calls += 1
         self.lost_ns += self.faults.slow_ns
         if self.faults.crash_in:
             self.faults.crash_in -= 1
             return self.faults.crash_in == 0
         return False
+
+    def _cut(self, length: int) -> int:
+        """Where a write of `length` bytes is torn: anywhere, or near its start, where small records lie."""
+        return self._rng.randrange(0, self._rng.choice((length, min(length, 1024))), _TEAR)
 
     def _chance(self, chance: float) -> bool:
         return chance > 0.0 and self._rng.random() < chance

@@ -13,6 +13,9 @@ from kvpool.testing.sim.node import Node, Note
 from kvpool.testing.sim.world import World, stream
 from kvpool.units import SECOND
 
+_POWER = {"sync error": 0.8, "die inside": 0.0}
+"""How likely a trouble of the disk ends with the power going, 0.3 where nothing is said."""
+
 
 class Faults:
     """Injects the faults of one world until `heal`."""
@@ -112,8 +115,15 @@ class Faults:
     def _disk(self, rng: Random) -> None:
         name = rng.choice(self._world.below.troubles)
         self._node.ground.trouble(name, rng)
-        self._loop.after(int(rng.random() * self._world.below.trouble_ns), self._node.ground.heal)
+        self._loop.after(int(rng.random() * self._world.below.trouble_ns), self._disk_is_well, rng.random() < _POWER.get(name, 0.3))
         self._say("disk", name)
+
+    def _disk_is_well(self, power: bool) -> None:
+        """A trouble is over; some end with the power going."""
+        self._node.ground.heal()
+        if power and self._node.up and not self._healed:
+            self._node.crash(power=True)
+            self._loop.after(self._world.faults.node_down_ns, self._node.revive)
 
     def _clog(self, rng: Random) -> None:
         client, back = rng.choice(self._clients), rng.randrange(2)

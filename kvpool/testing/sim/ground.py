@@ -7,6 +7,7 @@ Theory. The tier below waits seconds for a failing device to come back; a world 
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
 from kvpool.pool.allocator import Allocator
 from kvpool.testing.sim.disk import DiskFaults, SimDisk
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvpool.testing.sim.node import Node
 
 SPEED = 200
+_FLIPS = 6
 
 
 class TierClock:
@@ -42,8 +44,10 @@ class Ground:
     def __init__(self, world: World, coverage: Coverage) -> None:
         self.world = world
         self.coverage = coverage
+        self.given: dict[BlockKey, dict[int, None]] = {}
+        """Per block the xxh3_64 of all bytes that a tier was ever given for it."""
         self._rng = stream(world.seed, "power")
-        room = world.below.capacity_bytes + SEGMENT_BYTES * self._rng.randrange(3)
+        room = world.below.capacity_bytes + SEGMENT_BYTES
         self.disk = SimDisk(room, stream(world.seed, "disk"))
 
     def open(self, node: "Node") -> Tier:
@@ -77,9 +81,10 @@ class Ground:
         """Begin one of `TROUBLES`."""
         faults, chance = self.disk.faults, rng.choice((0.1, 0.5, 1.0))
         if name == "bit flip":
-            self.disk.flip_bit()
+            for _ in range(_FLIPS):
+                self.disk.flip_bit()
         elif name == "die inside":
-            faults.crash_in = rng.randint(1, 40)
+            faults.crash_in = rng.randint(1, 6)
         elif name == "slow":
             faults.slow_ns = int(chance * self.world.below.transfer_ns * SPEED)
         elif name in ("full", "read-only"):

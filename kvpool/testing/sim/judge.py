@@ -32,7 +32,6 @@ class Judge:
         self.delivered = 0
         self.caller: tuple[int, object] = (-1, None)
         self.may_leave: Callable[[BlockKey], bool] = lambda key: True
-        self.ever_tainted = False
         self._limits = limits
         self._capacity_bytes = capacity_bytes
         self._audit_every = audit_every
@@ -292,7 +291,6 @@ class Judge:
         truth, start = self.truth, offset // UNIT
         units = -(-(offset + length) // UNIT) - start
         truth.tainted[start : start + units] = b"\1" * units
-        self.ever_tainted = True
         return any(truth.units[start : start + units])
 
     def order_of(self, pool: PoolState) -> list[BlockKey]:

@@ -50,6 +50,7 @@ MARKS: Final = (
 
 DISK_MARKS: Final = (
     "died inside the tier below",
+    "log reclaimed a segment",
     "restart adopted what was written down",
     "restart on a disk that lied",
     "tier below came back",

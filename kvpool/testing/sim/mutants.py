@@ -1,13 +1,9 @@
-"""Defects on purpose: each mutant breaks one promise in the real core or around it, and the simulation must notice.
+"""Defects of the pool on purpose: each mutant breaks one promise in the real core or around it, and the simulation must notice.
 
-Theory. A checker is worth what it catches. A mutant is a set of replaced attributes, applied for the time of a `with` block; `seeds` is
-within how many seeds, counting from 0, some world must end in a violation. Most mutants change the core itself, some what stands around
-it: the node's fence and clock, the copying of moved blocks, what a reader checks.
+Most change the core itself, some what stands around it: the node's fence and clock, the copying of moved blocks, what a reader checks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvpool.block import BlockKey
@@ -23,42 +19,9 @@ from kvpool.pool.resident import Resident, State
 from kvpool.pool.room import Room
 from kvpool.testing.sim import frames, node
 from kvpool.testing.sim.below import Below
-from kvpool.testing.sim.run import Verdict, run_seed
+from kvpool.testing.sim.disk_mutants import DISK_MUTANTS
+from kvpool.testing.sim.mutant import Mutant, Patch
 from kvpool.wire.fence import NodeIdentity
-
-Patch = tuple[Any, str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """One defect: what it is called, what it does, within how many seeds it dies, and how it is made."""
-
-    name: str
-    what: str
-    seeds: int
-    patches: Callable[[], Sequence[Patch]]
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The defect is in place during the block."""
-        before: list[Patch] = []
-        try:
-            for target, name, value in self.patches():
-                before.append((target, name, target.__dict__[name]))
-                setattr(target, name, value)
-            yield
-        finally:
-            for target, name, value in reversed(before):
-                setattr(target, name, value)
-
-    def hunt(self, events: int, seeds: int | None = None) -> Verdict | None:
-        """The first seed that notices, None when none of them does."""
-        with self.applied():
-            for seed in range(seeds or self.seeds):
-                verdict = run_seed(seed, events)
-                if verdict.violation:
-                    return verdict
-        return None
 
 
 def _late_commit() -> Sequence[Patch]:
@@ -305,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="leased evicted", what="a block with one reader is evicted", seeds=10, patches=_leased_evicted),
     Mutant(name="parent evicted", what="a block is evicted for the sake of its own child", seeds=10, patches=_named_evicted),
     Mutant(name="ttl under reader", what="a ttl ends a leased block", seeds=10, patches=_ttl_under_reader),
-    Mutant(name="doomed early", what="a discarded block's bytes are given back under its readers", seeds=20, patches=_doomed_early),
+    Mutant(name="doomed early", what="a discarded block's bytes are given back under its readers", seeds=40, patches=_doomed_early),
     Mutant(name="counted twice", what="a repeated commit counts again", seeds=30, patches=_counted_twice),
     Mutant(name="probe is a use", what="a lookup changes the order of eviction", seeds=20, patches=_probe_is_a_use),
     Mutant(name="renewal shortens", what="a renewal may bring a deadline forward", seeds=40, patches=_renewal_shortens),
@@ -316,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="soft pin first", what="softly pinned blocks leave first", seeds=40, patches=_soft_pin_first),
     Mutant(name="suspect kept", what="a damaged block that is being read is not dropped", seeds=30, patches=_suspect_kept),
     Mutant(name="ranges unchecked", what="bytes move over the control connection under any lease", seeds=10, patches=_ranges_unchecked),
-    Mutant(name="limits ignored", what="the lease table has no bound", seeds=20, patches=_limits_ignored),
+    Mutant(name="limits ignored", what="the lease table has no bound", seeds=80, patches=_limits_ignored),
     Mutant(name="reserved is visible", what="a block is found before its commit", seeds=10, patches=_reserved_is_visible),
     Mutant(name="no key check", what="a reader takes another block's frame", seeds=100, patches=_no_key_check),
     Mutant(name="no checksum", what="a reader takes a damaged frame", seeds=30, patches=_no_checksum),
@@ -329,4 +292,5 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="flush is a use", what="writing a block down counts as a use of it", seeds=10, patches=_flush_is_a_use),
     Mutant(name="flush never lets go", what="a flush keeps its lease", seeds=10, patches=_flush_never_lets_go),
     Mutant(name="damaged comes back", what="a damaged block is dropped here, not below", seeds=30, patches=_damaged_comes_back),
+    *DISK_MUTANTS,
 )

@@ -73,7 +73,7 @@ class Node:
         self.arena: Arena
         self.identity = NodeIdentity("n0", 0)
         self._answer = answer
-        self._note = note
+        self.note = note
         self._probes = 0
         self.tick_ns = world.tick_ns
         self.below: Below | None = None
@@ -126,8 +126,8 @@ class Node:
         if isinstance(tier, SsdTier):
             if sound and tier.incarnation <= before:
                 raise Violation(f"incarnation {tier.incarnation} after {before}")
-            if not tier.books().counters["write_errors"]:
-                self._recorded = tier.incarnation
+            if not sound or not tier.books().counters["write_errors"]:
+                self._recorded = tier.incarnation if sound else 0
             self.identity = NodeIdentity("n0", max(tier.incarnation, self._last + 1))  # one that isn't on the disk may come again
         self._last = self.identity.incarnation
         self._live(tier, sound=sound)
@@ -141,12 +141,14 @@ class Node:
         self.judge.restarted()
         self.below = None
         self.judge.may_leave = lambda key: True
-        if self._note is not None:
-            self._note("node", "start", (), self.identity.incarnation)
+        if self.note is not None:
+            self.note("node", "start", (), self.identity.incarnation)
         if tier is not None:
             self.below = Below(self, world.below, stream(world.seed, f"below {self.loop.now_ns}"), tier)
             self.judge.may_leave = self.below.may_leave
             self.below.recovered(self._kept, sound=sound)
+            if not self.loop.now_ns:
+                self.below.load()
 
     def crash(self, *, power: bool = False) -> None:
         """The process is gone, or the whole machine is without power."""
@@ -155,8 +157,8 @@ class Node:
             self._kept = self.below.kept()
             self.below = None
         self.ground.fall(power=power)
-        if self._note is not None:
-            self._note("node", "power loss" if power else "crash", (), "")
+        if self.note is not None:
+            self.note("node", "power loss" if power else "crash", (), "")
 
     def die_or(self, call: Callable[[], T]) -> T | None:
         """The answer of a call into the tier below; None when the process dies in its middle: it comes back a while later."""
@@ -205,8 +207,8 @@ class Node:
                 return  # it died in the middle
             judge.after(self.pool, now_ns)
             self.digest = (self.digest * 1_000_003 + now_ns + call) & 0xFFFF_FFFF_FFFF_FFFF
-        if self._note is not None:
-            self._note(f"c{client}", method, arguments, answer)
+        if self.note is not None:
+            self.note(f"c{client}", method, arguments, answer)
         self._answer(client, epoch, call, self.identity.incarnation, answer)
 
     def _is_meant(self, meant: tuple[tuple[str, str], ...] | None, method: str) -> bool:

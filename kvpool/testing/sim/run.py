@@ -106,6 +106,13 @@ class Simulation:
                     raise Violation(f"a healed pool doesn't answer: {steps.__name__} hangs")
                 self._pass(5 * MS)
         self._audit()
+        complaint = ""
+        for _ in range(4):  # a tier tries a failed disk again now and then
+            self._pass(50 * MS)
+            complaint = self.node.below.complaint() if self.node.below is not None else ""
+            if not complaint:
+                return
+        raise Violation(f"the disk is well, the tier below is {complaint}")
 
     def _pass(self, by_ns: int) -> None:
         until_ns = self.loop.now_ns + by_ns

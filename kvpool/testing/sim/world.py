@@ -18,8 +18,23 @@ from kvpool.units import KIB, MS, US
 
 UNIT = 64
 SEGMENT_BYTES = 64 * KIB
-TROUBLES = ("write error", "short write", "read error", "sync error", "misdirected", "full", "read-only", "slow", "die inside", "bit flip")
-"""What a disk may do wrong. Two of them lie: after a misdirected write or a flipped bit, what was acknowledged may be gone."""
+TROUBLES = (
+    "write error",
+    "short write",
+    "read error",
+    "sync error",
+    "misdirected",
+    "full",
+    "read-only",
+    "slow",
+    "bit flip",
+    "die inside",
+    "die inside",
+)
+"""What a disk may do wrong, deaths twice as often as anything else.
+
+Two of them lie: after a misdirected write or a flipped bit, what was acknowledged may be gone.
+"""
 
 
 def stream(seed: int, concern: str) -> Random:
@@ -96,13 +111,15 @@ class FaultDraw:
 class BelowDraw:
     """A world's slower tier. `kind` is `none`, `memory` or `ssd`; times: how often a flush may start, how long a transfer takes.
 
-    `troubles` are the disk's faults this world has (see `ground.py`), each for a while, on average every `trouble_ns`.
+    `ballast`: pages of other records in it at first, so that it is soon full. `troubles` are the disk's faults this world has (see
+    `ground.py`), each for a while, on average every `trouble_ns`.
     """
 
     kind: str
     flow: FlowSettings
     capacity_bytes: int
     max_objects: int
+    ballast: int
     pump_ns: int
     transfer_ns: int
     troubles: tuple[str, ...]
@@ -159,7 +176,7 @@ def draw_world(seed: int) -> World:
     clients = _draw_clients(rng, tenants)
     return World(
         seed=seed,
-        policy=list(POLICIES)[int(stream(seed, "policy").random() * len(POLICIES))],
+        policy=max(POLICIES, key=lambda name: stream(seed, f"policy {name}").random()),  # a new policy takes some seeds from each
         capacity_bytes=capacity,
         limits=limits,
         tick_ns=rng.choice((200 * US, MS, 5 * MS)),
@@ -279,10 +296,11 @@ def _draw_below(rng: Random, capacity_bytes: int, think_ns: int) -> BelowDraw:
             clean_percent=rng.choice((10, 30, 60)),
             batch_bytes=rng.choice((1, 400, 2000)),
         ),
-        capacity_bytes=rng.randint(2, 4) * SEGMENT_BYTES if kind == "ssd" else capacity_bytes * rng.randint(1, 4) // 2,
+        capacity_bytes=rng.choice((2, 2, 3)) * SEGMENT_BYTES if kind == "ssd" else capacity_bytes * rng.randint(1, 4) // 2,
         max_objects=rng.choice((8, 24, 64)),
+        ballast=rng.choice((0, 10, 20, 40)) if kind == "ssd" else 0,
         pump_ns=think_ns // rng.choice((2, 8)),
         transfer_ns=think_ns // rng.choice((1, 4)),
-        troubles=tuple(name for name in TROUBLES if rng.random() < 0.3),
+        troubles=tuple(rng.sample(TROUBLES, rng.choice((0, 1, 1, 2, 3)))),
         trouble_ns=think_ns * rng.choice((5, 20)),
     )
