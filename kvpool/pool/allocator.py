@@ -172,9 +172,10 @@ class Allocator:
         hole = self._holes.drop(offset)
         self.free_bytes -= size
         if hole > size:
+            rest = offset + size  # one object for all who will keep it
             self._tags[offset] = size << SIZE_SHIFT | self._tags[offset] & BEFORE_MASK
-            self._write(offset + size, hole - size, size)
-            self._holes.add(offset + size, hole - size)
+            self._write(rest, hole - size, size)
+            self._holes.add(rest, hole - size)
 
     def _write(self, offset: int, size: int, before: int) -> None:
         """Tag a piece, and tell the one after it."""

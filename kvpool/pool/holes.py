@@ -67,22 +67,17 @@ class Holes:
 
         A hole of the request's own bin, at most 3 % too large, may be overlooked behind others of its bin.
         """
-        sizes = self.sizes
         number = _bin_of(size)
-        best, best_size = None, 0
-        for offset in self._bins.get(number, ())[-_PROBES:]:
-            hole = sizes[offset]
-            if hole >= size and (best is None or hole < best_size):
-                best, best_size = offset, hole
-                if hole == size:
-                    break
-        if best is not None:
-            return best
-        larger = self._nonempty >> (number + 1)
-        if not larger:
+        candidates = self._nonempty >> number
+        if candidates & 1:
+            offset = self._tightest(self._bins[number], size)
+            if offset is not None:
+                return offset
+            candidates ^= 1
+        if not candidates:
             return None
-        number += (larger & -larger).bit_length()
-        return min(self._bins[number][-_PROBES:], key=lambda offset: (sizes[offset], offset))
+        number += (candidates & -candidates).bit_length() - 1
+        return self._tightest(self._bins[number], size)
 
     def largest(self, count: int) -> list[int]:
         """Offsets of about the `count` largest holes, largest bin first."""
@@ -104,6 +99,20 @@ class Holes:
                 raise InvariantError(f"allocator: bin {number} is wrong about holes {wrong}")
         if self._nonempty.bit_count() != len(self._bins):
             raise InvariantError("allocator: the map of non-empty bins is wrong")
+
+    def _tightest(self, offsets: list[int], size: int) -> int | None:
+        """The smallest hole of at least `size` among the last of a bin."""
+        sizes = self.sizes
+        if len(offsets) == 1:
+            return offsets[0] if sizes[offsets[0]] >= size else None
+        best, best_size = None, 0
+        for offset in offsets[-_PROBES:]:
+            hole = sizes[offset]
+            if hole >= size and (best is None or hole < best_size):
+                best, best_size = offset, hole
+                if hole == size:
+                    break
+        return best
 
     def _downwards(self) -> Iterator[int]:
         left = self._nonempty

@@ -25,7 +25,7 @@ SIZE_SHIFT = 48
 """A tag is `size << SIZE_SHIFT | size of the piece before`, in bytes."""
 BEFORE_MASK = (1 << SIZE_SHIFT) - 1
 
-_SEEDS = 8  # holes tried
+_SEEDS = 16  # holes tried
 _STEPS = 48  # pieces looked at on one side of a hole
 _TRIES = 16  # windows tried
 

@@ -80,7 +80,7 @@ class ArenaWithMoves(RuleBasedStateMachine):
 
 
 ArenaWithMoves.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestArenaWithMoves = ArenaWithMoves.TestCase
 

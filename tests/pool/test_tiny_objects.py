@@ -3,11 +3,13 @@
 import gc
 import tracemalloc
 
+import pytest
+
 from kvpool.block import BlockKey
-from kvpool.policy.eviction import PrefixLru
+from kvpool.policy.eviction import PrefixLru, make_policy
 from kvpool.pool import NO_SPACE, PoolLimits, PoolState, Reserve
 
-COUNT = 50_000
+COUNT = 25_000
 BATCH = 1000
 METADATA_BYTES = 1024
 """Python memory that one resident block may cost, its key included; docs/pool.md states the measured figure."""
@@ -24,12 +26,13 @@ def fill(pool: PoolState, first: int, count: int) -> int:
     return refused
 
 
-def test_metadata_of_tiny_blocks_is_bounded_per_block() -> None:
+@pytest.mark.parametrize("policy", ["prefix-lru", "value"])
+def test_metadata_of_tiny_blocks_is_bounded_per_block(policy: str) -> None:
     """Peers kept unbounded metadata; here a block of 64 bytes costs a stated number of bytes of bookkeeping."""
     gc.collect()
     tracemalloc.start()
     try:
-        pool = PoolState(COUNT * 256, PrefixLru(), PoolLimits(max_story_keys=1))
+        pool = PoolState(COUNT * 256, make_policy(policy), PoolLimits(max_story_keys=1))
         before = tracemalloc.get_traced_memory()[0]
         assert fill(pool, 0, COUNT) == 0
         gc.collect()
