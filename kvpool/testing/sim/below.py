@@ -144,7 +144,7 @@ class Below:
         if not self.alive():
             self.node.loop.stale()
             return
-        self.node.loop.after(self.draw.pump_ns, self._pump)
+        self.node.loop.after(max(self.draw.pump_ns, self.node.tick_ns // 10), self._pump)  # at rest, seldom
         if not self._flush(pressed=False):
             self.node.loop.stale()
 

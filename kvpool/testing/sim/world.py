@@ -281,7 +281,7 @@ def _draw_faults(rng: Random, think_ns: int) -> FaultDraw:
         bit_flip_ns=maybe(0.4, 3, 15),
         clock_jump_ns=maybe(0.4, 10, 40),
         discard_ns=maybe(0.3, 8, 30),
-        audit_every=rng.choice((1, 4, 16, 16)),
+        audit_every=rng.choice((1, 8, 16, 32)),
     )
 
 
