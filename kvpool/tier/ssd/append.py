@@ -8,7 +8,7 @@ The data of a group may be on their way while the group before it is synced. Its
 one group with a header that is not synced."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -32,11 +32,11 @@ from kvpool.tier.ssd.format import (
     item_bytes,
     up,
 )
-from kvpool.tier.ssd.index import Held, Segment
+from kvpool.tier.ssd.index import Held, Segment, last_ns
 from kvpool.tier.ssd.lanes import MAX_WAIT_S, STAGE_BYTES, Lanes, aligned
 from kvpool.tier.ssd.scan import slot_name
 from kvpool.tier.ssd.stream import Stream
-from kvpool.units import MIB
+from kvpool.units import MIB, MS
 
 MAX_ITEMS: Final = 512
 """Items in one group."""
@@ -72,26 +72,38 @@ class Started:
 class Appender:
     """Writes groups at the tail of a segment. Used by one thread at a time, the writer."""
 
-    def __init__(self, disk: Disk, lanes: Lanes, clock: Clock, block: Super) -> None:
+    def __init__(self, disk: Disk, lanes: Lanes, clock: Clock, block: Super, wall_ms: Callable[[], int]) -> None:
         self.life = block.incarnation
+        self._wall_ms = wall_ms
         self._disk, self._lanes, self._clock = disk, lanes, clock
         self._segment_bytes = block.segment_bytes
         self._head = aligned(MAX_HEADER_BYTES + PAGE)
         self._page = aligned(PAGE)
 
     def append(
-        self, segment: Segment, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int
+        self,
+        segment: Segment,
+        records: Sequence[Record],
+        tombstones: Sequence[Tombstone],
+        deadline_ns: int,
+        until_ns: Sequence[int] | None = None,
     ) -> tuple[int, list[Held]]:
         """Write one group, durably, and move the tail behind it. Returns an errno, ETIMEDOUT for the deadline, and where the records are.
 
-        It must fit: see `fitting`.
+        It must fit: see `fitting`. `until_ns`: when each record is over at the latest, for copies; it follows from `expires_ms` without.
         """
-        group = self.start(segment, 0, records, tombstones, deadline_ns)
+        group = self.start(segment, 0, records, tombstones, deadline_ns, until_ns)
         failure = self.seal(group, deadline_ns)
         return (failure, []) if failure else self.finish(group)
 
     def start(
-        self, segment: Segment, ahead: int, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int
+        self,
+        segment: Segment,
+        ahead: int,
+        records: Sequence[Record],
+        tombstones: Sequence[Tombstone],
+        deadline_ns: int,
+        until_ns: Sequence[int] | None = None,
     ) -> "Started":
         """Hash the records and send their data off, to `ahead` bytes behind the tail, where a group that is not synced yet will end.
 
@@ -106,9 +118,12 @@ class Appender:
             checksums.append(xxhash.xxh3_64_intdigest(record.data.data))
             if not stream.put(at, record.data, deadline_ns):
                 break
+        if until_ns is None:
+            now_ns, now_ms = self._clock.now_ns(), self._wall_ms()
+            until_ns = [last_ns(record.expires_ms, now_ms, now_ns) for record in records]
         held = [
-            Held(entry_of(record), Place(segment.serial, offset + at), checksum)
-            for record, at, checksum in zip(records, places, checksums, strict=False)
+            Held(entry_of(record), Place(segment.serial, offset + at), checksum, until)
+            for record, at, checksum, until in zip(records, places, checksums, until_ns, strict=False)
         ]
         return Started(segment, offset, up(end, PAGE), held, tuple(tombstones), stream)
 
@@ -116,7 +131,8 @@ class Appender:
         """Write the header too, wait for all of it, and let a sync begin; an errno. All groups before it must be synced."""
         segment = group.segment
         if not group.stream.failed:
-            items = tuple(_item(held, group.offset) for held in group.held)
+            now_ns = self._clock.now_ns()
+            items = tuple(_item(held, group.offset, now_ns) for held in group.held)
             raw = encode_group(Group(segment.serial, self.life, group.offset, group.total, items, group.tombstones))
             group.stream.finish(raw, deadline_ns)
             if group.offset == PAGE:
@@ -167,11 +183,12 @@ class Appender:
         return self._disk.write([Piece(slot_name(slot), group.offset, head)])[0] or self._disk.sync(slot_name(slot))
 
 
-def _item(held: Held, group_offset: int) -> RecordItem:
+def _item(held: Held, group_offset: int, now_ns: int) -> RecordItem:
     entry = held.entry
+    ttl_ms = max(1, -(-(held.until_ns - now_ns) // MS)) if entry.expires_ms else 0
     return RecordItem(
         entry.key, entry.parent, entry.depth, entry.length, entry.expires_ms, entry.sequence, entry.tenant,
-        held.place.offset - group_offset, held.checksum,
+        held.place.offset - group_offset, held.checksum, ttl_ms,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ smaller ones at 64 bytes, right behind the header. A *tombstone* says that a rec
     32  4  crc32c of bytes 0..32       32  8  bytes of the segment        24  8  life of the log
     36     zero                        40  4  crc32c of bytes 0..40       32  8  offset of this header in the segment
                                        44     zero                        40  8  bytes of the group, padding included
-    record item, 112 bytes + tenant    tombstone item, 48 bytes           48  4  bytes of this header: 56 + items
+    record item, 120 bytes + tenant    tombstone item, 48 bytes           48  4  bytes of this header: 56 + items
     0   1  kind 1                      0   1  kind 2                      52  4  crc32c of all other bytes of this header
     1   1  1: has a parent             1   3  zero                        56     items
     2   2  bytes of the tenant         4   4  before: offset
@@ -23,10 +23,11 @@ smaller ones at 64 bytes, right behind the header. A *tombstone* says that a rec
     16  8  depth, tokens
     24  8  expires, unix ms, 0 never
     32  8  sequence, tokens
-    40  8  xxh3_64 of the data
-    48 32  key
-    80 32  parent, zero without
-    112    tenant, utf-8
+    40  8  ms left till it expires, when written; 0 never
+    48  8  xxh3_64 of the data
+    56 32  key
+    88 32  parent, zero without
+    120    tenant, utf-8
 
 All integers are little-endian. A tombstone kills records of its key at or before the place (serial, offset of the data).
 """
@@ -55,7 +56,7 @@ _SEGMENT_MAGIC: Final = b"KVPSEGMT"
 _SUPER: Final = struct.Struct("<8sIIQQ")
 _SEGMENT: Final = struct.Struct("<8sIIQQQ")
 _GROUP: Final = struct.Struct("<8sHHIQQQQII")
-_RECORD: Final = struct.Struct("<BBHIQQQQQ32s32s")
+_RECORD: Final = struct.Struct("<BBHIQQQQQQ32s32s")
 _TOMB: Final = struct.Struct("<BBHIQ32s")
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = _GROUP.size - _CRC.size
@@ -74,7 +75,8 @@ class Place(NamedTuple):
 
 
 class RecordItem(NamedTuple):
-    """A record as its group describes it. `at`: where its data start, in bytes from the group's start; `checksum`: xxh3_64 of them."""
+    """A record as its group describes it. `at`: where its data start, in bytes from the group's start; `checksum`: xxh3_64 of them;
+    `ttl_ms`: how long it had to live when it was written, whatever the clock says later, 0 for ever."""
 
     key: BlockKey
     parent: BlockKey | None
@@ -85,6 +87,7 @@ class RecordItem(NamedTuple):
     tenant: str
     at: int
     checksum: int
+    ttl_ms: int = 0
 
 
 class Tombstone(NamedTuple):
@@ -228,7 +231,7 @@ def _encode_record(item: RecordItem) -> bytes:
         return (
             _RECORD.pack(
                 _RECORD_KIND, item.parent is not None, len(tenant), item.at, item.length, item.depth, item.expires_ms,
-                item.sequence, item.checksum, item.key, item.parent or _NO_PARENT,
+                item.sequence, item.ttl_ms, item.checksum, item.key, item.parent or _NO_PARENT,
             )
             + tenant
         )  # fmt: skip
@@ -237,16 +240,16 @@ def _encode_record(item: RecordItem) -> bytes:
 
 
 def _decode_record(items: bytes, start: int) -> tuple[RecordItem, int]:
-    _, has_parent, extra, at, length, depth, expires_ms, sequence, checksum, key, parent = _RECORD.unpack_from(items, start)
+    _, has_parent, extra, at, length, depth, expires_ms, sequence, ttl_ms, checksum, key, parent = _RECORD.unpack_from(items, start)
     end = start + _RECORD.size + extra
-    if has_parent > 1 or end > len(items) or extra > MAX_TENANT_BYTES:
+    if has_parent > 1 or end > len(items) or extra > MAX_TENANT_BYTES or bool(expires_ms) != bool(ttl_ms):
         raise FrameError("a record item can't be")
     try:
         tenant = items[start + _RECORD.size : end].decode()
     except UnicodeDecodeError:
         raise FrameError("a tenant's name is not utf-8") from None
     above = BlockKey(parent) if has_parent else None
-    return RecordItem(BlockKey(key), above, depth, length, expires_ms, sequence, tenant, at, checksum), end - start
+    return RecordItem(BlockKey(key), above, depth, length, expires_ms, sequence, tenant, at, checksum, ttl_ms), end - start
 
 
 def _page(body: bytes) -> bytes:

@@ -15,20 +15,28 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvpool.block import KEY_BYTES, BlockKey
+from kvpool.policy.eviction import NEVER_NS
 from kvpool.tier.contract import Entry
 from kvpool.tier.ssd.disk import PAGE
 from kvpool.tier.ssd.format import Place, data_align, item_bytes, up
+from kvpool.units import MS
 
 _PACKED: Final = struct.Struct("<QIBQQQQQ")
+_UNTIL: Final = struct.Struct("<Q")
+_HAS_PARENT, _ENDS = 1, 2
 _SLACK: Final = 64
+MAX_TTL_MS: Final = 1 << 42
+"""A longer time to live counts as this one, 139 years."""
 
 
 class Held(NamedTuple):
-    """A record as the index has it. `checksum`: xxh3_64 of its data at `place`."""
+    """A record as the index has it. `checksum`: xxh3_64 of its data at `place`; `until_ns`: monotonic time at which it is over at the
+    latest, for a clock on the wall may be set back."""
 
     entry: Entry
     place: Place
     checksum: int
+    until_ns: int = NEVER_NS
 
 
 class Segment:
@@ -93,15 +101,16 @@ class LogIndex:
         with self._changed:
             return self._unpack(key)
 
-    def find(self, keys: Iterable[BlockKey]) -> list[Entry | None]:
-        """The entries."""
+    def find(self, keys: Iterable[BlockKey]) -> list[Held | None]:
+        """The records, as far as they are there."""
         with self._changed:
-            return [None if (held := self._unpack(key)) is None else held.entry for key in keys]
+            return [self._unpack(key) for key in keys]
 
-    def entries(self) -> list[Entry]:
-        """All of them, as of now."""
+    def entries(self) -> Iterator[Entry]:
+        """All of them, as of now. The lock is held for a copy of the table only; a record is unpacked when it is asked for."""
         with self._changed:
-            return [held.entry for key in self._packed if (held := self._unpack(key)) is not None]
+            packed = self._packed.copy()
+        return (_unpack(key, raw).entry for key, raw in packed.items())
 
     def pin(self, keys: Iterable[BlockKey]) -> list[tuple[Held, Segment] | None]:
         """The records; the room of each stays as it is until `unpin` of its segment."""
@@ -202,16 +211,28 @@ class LogIndex:
 
     def _unpack(self, key: BlockKey) -> Held | None:
         packed = self._packed.get(key)
-        if packed is None:
-            return None
-        serial, offset, has_parent, length, depth, expires_ms, sequence, checksum = _PACKED.unpack_from(packed)
-        end = _PACKED.size + KEY_BYTES * has_parent
-        parent = BlockKey(packed[_PACKED.size : end]) if has_parent else None
-        return Held(Entry(key, parent, depth, length, expires_ms, sequence, packed[end:].decode()), Place(serial, offset), checksum)
+        return None if packed is None else _unpack(key, packed)
+
+
+def last_ns(expires_ms: int, now_ms: int, now_ns: int, ttl_ms: int = MAX_TTL_MS) -> int:
+    """Monotonic time at which a record is over that expires at unix time `expires_ms`, and in `ttl_ms` at the latest."""
+    return now_ns + min(expires_ms - now_ms, ttl_ms, MAX_TTL_MS) * MS if expires_ms else NEVER_NS
 
 
 def _pack(held: Held) -> bytes:
     entry = held.entry
-    has_parent = entry.parent is not None
-    fixed = _PACKED.pack(*held.place, has_parent, entry.length, entry.depth, entry.expires_ms, entry.sequence, held.checksum)
-    return b"".join((fixed, entry.parent or b"", entry.tenant.encode()))
+    flags = (_HAS_PARENT if entry.parent is not None else 0) | (_ENDS if held.until_ns != NEVER_NS else 0)
+    fixed = _PACKED.pack(*held.place, flags, entry.length, entry.depth, entry.expires_ms, entry.sequence, held.checksum)
+    until = _UNTIL.pack(held.until_ns) if flags & _ENDS else b""
+    return b"".join((fixed, entry.parent or b"", until, entry.tenant.encode()))
+
+
+def _unpack(key: BlockKey, packed: bytes) -> Held:
+    serial, offset, flags, length, depth, expires_ms, sequence, checksum = _PACKED.unpack_from(packed)
+    end = _PACKED.size + (KEY_BYTES if flags & _HAS_PARENT else 0)
+    parent = BlockKey(packed[_PACKED.size : end]) if flags & _HAS_PARENT else None
+    until_ns = NEVER_NS
+    if flags & _ENDS:
+        until_ns = _UNTIL.unpack_from(packed, end)[0]
+        end += _UNTIL.size
+    return Held(Entry(key, parent, depth, length, expires_ms, sequence, packed[end:].decode()), Place(serial, offset), checksum, until_ns)

@@ -14,7 +14,7 @@ from kvpool.policy.eviction import NEVER_NS
 from kvpool.tier.contract import Entry, is_expired
 from kvpool.tier.ssd.disk import Disk
 from kvpool.tier.ssd.format import Group, Place, RecordItem
-from kvpool.tier.ssd.index import Held, LogIndex, Segment
+from kvpool.tier.ssd.index import Held, LogIndex, Segment, last_ns
 from kvpool.tier.ssd.lanes import Lanes
 from kvpool.tier.ssd.reader import Reader
 from kvpool.tier.ssd.scan import Scan, scan_segment, slot_name, slot_of
@@ -59,7 +59,9 @@ class Recovered(NamedTuple):
     life: int
 
 
-def recover(disk: Disk, index: LogIndex, lanes: Lanes, reader: Reader, *, segment_bytes: int, max_slots: int, now_ms: int) -> Recovered:
+def recover(
+    disk: Disk, index: LogIndex, lanes: Lanes, reader: Reader, *, segment_bytes: int, max_slots: int, now_ms: int, now_ns: int
+) -> Recovered:
     """Fill the empty `index` from the files. Raises `OSError` when the directory can't be listed."""
     started = time.perf_counter()
     slots, taken = _slots(disk, segment_bytes)
@@ -75,10 +77,10 @@ def recover(disk: Disk, index: LogIndex, lanes: Lanes, reader: Reader, *, segmen
     gone = [scan.slot for scan in scans[: len(scans) - len(kept)]]
     gone += [free.pop() for _ in range(min(len(free), max(0, len(kept) + len(free) + unreadable - max_slots)))]
     taken |= _remove(disk, gone)
-    replay = _Replay(index, disk, lanes, reader, now_ms)
+    replay = _Replay(index, disk, lanes, reader, now_ms, now_ns)
     for scan in kept:
         replay.segment(scan, check=scan is kept[-1])
-    entries = index.entries()
+    entries = list(index.entries())
     recovery = Recovery(
         records=len(entries),
         bytes=sum(entry.length for entry in entries),
@@ -123,10 +125,11 @@ def _remove(disk: Disk, slots: list[int]) -> set[int]:
 
 
 class _Replay:
-    def __init__(self, index: LogIndex, disk: Disk, lanes: Lanes, reader: Reader, now_ms: int) -> None:
+    def __init__(self, index: LogIndex, disk: Disk, lanes: Lanes, reader: Reader, now_ms: int, now_ns: int) -> None:
         self.torn = self.corrupt = self.removed = self.expired = self.surplus = 0
         self.repairs: list[Group] = []
-        self._index, self._disk, self._lanes, self._reader, self._now_ms = index, disk, lanes, reader, now_ms
+        self._index, self._disk, self._lanes, self._reader = index, disk, lanes, reader
+        self._now_ms, self._now_ns = now_ms, now_ns
 
     def segment(self, scan: Scan, *, check: bool) -> None:
         """Replay one segment; `check`: read its data too."""
@@ -158,7 +161,8 @@ class _Replay:
             self.expired += 1
             return
         entry = Entry(item.key, item.parent, item.depth, item.length, item.expires_ms, item.sequence, item.tenant)
-        self.surplus += len(self._index.insert(Held(entry, place, item.checksum)))
+        until_ns = last_ns(item.expires_ms, self._now_ms, self._now_ns, item.ttl_ms)
+        self.surplus += len(self._index.insert(Held(entry, place, item.checksum, until_ns)))
 
     def _wrong(self, slot: int, group: Group) -> list[bool]:
         """Per record whether its data are not what the header says. One that can't be read now is left for its first reader to judge."""

@@ -22,12 +22,15 @@ from kvpool.tier.ssd.format import (
     SegmentPage,
     decode_group,
     decode_segment,
+    encode_segment,
     group_header_bytes,
     up,
 )
 from kvpool.tier.ssd.lanes import aligned
 from kvpool.units import KIB, MIB
 
+MAX_ROT: Final = 8
+"""Bytes of a segment's first page that may be wrong: all that is not zero in it has 44."""
 _WALK: Final = 16 * KIB
 _SEARCH: Final = MIB
 _WORD: Final = int.from_bytes(GROUP_MAGIC, "little")
@@ -64,14 +67,14 @@ def scan_segment(disk: Disk, slot: int, segment_bytes: int) -> Scan | int | None
     first = window.at(0, PAGE)
     if first is None:
         return window.failure
-    try:
-        page = decode_segment(first.tobytes())
-    except FrameError:
-        return None
-    if page.segment_bytes != segment_bytes:
+    damaged = 0
+    page = _page(first.tobytes())
+    if page is None:
+        page, damaged = _rebuilt_page(window, first.tobytes(), segment_bytes), 1
+    if page is None or page.segment_bytes != segment_bytes:
         return None
     groups: list[Group] = []
-    end, life, damaged, sealed = PAGE, page.life, 0, False
+    end, life, sealed = PAGE, page.life, False
     for group in _walk(window, page.serial, page.life):
         if group is None:
             damaged += 1
@@ -80,6 +83,28 @@ def scan_segment(disk: Disk, slot: int, segment_bytes: int) -> Scan | int | None
             end, life = group.offset + group.total, group.life
             sealed = bool(group.flags & SEAL)
     return Scan(slot, page, tuple(groups), end, sealed, damaged, window.failure)
+
+
+def _page(raw: bytes) -> SegmentPage | None:
+    try:
+        return decode_segment(raw)
+    except FrameError:
+        return None
+
+
+def _rebuilt_page(window: "_Window", raw: bytes, segment_bytes: int) -> SegmentPage | None:
+    """What a damaged first page said, told from the first group, if the page differs from that in few bytes only: a page that was erased,
+    or that another page was written over, does not count."""
+    try:
+        page = window.at(PAGE, PAGE)
+        length = group_header_bytes(b"" if page is None else page.tobytes())
+        header = window.at(PAGE, up(length, PAGE))
+        group = decode_group(b"" if header is None else header[:length].tobytes())
+    except FrameError:
+        return None
+    told = SegmentPage(group.serial, group.life, segment_bytes)
+    wrong = sum(a != b for a, b in zip(raw, encode_segment(told), strict=True))
+    return told if group.offset == PAGE and wrong <= MAX_ROT else None
 
 
 def _walk(window: "_Window", serial: int, life: int) -> Iterator[Group | None]:

@@ -73,8 +73,9 @@ class SsdTier:
             if block is not None:
                 check_segment_bytes(block, segment_bytes)
             found = recover(
-                disk, self._index, self._lanes, self._reader, segment_bytes=segment_bytes, max_slots=max_slots, now_ms=wall_ms()
-            )
+                disk, self._index, self._lanes, self._reader,
+                segment_bytes=segment_bytes, max_slots=max_slots, now_ms=wall_ms(), now_ns=self._clock.now_ns(),
+            )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"can't read the SSD log: {error}; check the directory and the device below it") from error
         self.recovery = found.recovery
@@ -84,7 +85,7 @@ class SsdTier:
         self.incarnation = max(incarnation, self.last_incarnation + 1)
         """This life's: the one asked for, or one more than the last when that is larger."""
         self._writer = Writer(
-            disk, self._lanes, self._index, self._reader, self._clock, found, Super(self.incarnation, segment_bytes), max_slots
+            disk, self._lanes, self._index, self._reader, self._clock, found, Super(self.incarnation, segment_bytes), max_slots, wall_ms
         )
         self._capacity, self._max_record = max_slots * segment_bytes, segment_bytes - 4 * PAGE
         self._writing, self._active, self._lock = threading.Lock(), 0, threading.Condition()
@@ -163,10 +164,11 @@ class SsdTier:
     def find(self, keys: Sequence[BlockKey], now_ms: int | None = None) -> list[Entry | None]:
         """See `Tier.find`."""
         self._require_open()
-        entries = self._index.find(keys)
-        if now_ms is None:
-            return entries
-        return [None if entry is None or is_expired(entry.expires_ms, now_ms) else entry for entry in entries]
+        now_ns = NEVER_NS if now_ms is None else self._clock.now_ns()
+        return [
+            None if held is None or (now_ms is not None and _is_over(held, now_ms, now_ns)) else held.entry
+            for held in self._index.find(keys)
+        ]
 
     def remove(self, keys: Sequence[BlockKey]) -> int:
         """See `Tier.remove`. Gone after a restart too once the tombstones are written: before this returns, unless the device takes no
@@ -192,7 +194,7 @@ class SsdTier:
     def entries(self) -> Iterator[Entry]:
         """See `Tier.entries`."""
         self._require_open()
-        return iter(self._index.entries())
+        return self._index.entries()
 
     def verify(self, key: BlockKey) -> bool | None:
         """See `Tier.verify`. None also when it can't be read now."""
@@ -260,7 +262,7 @@ class SsdTier:
 
     def _alive(self, held: Held) -> bool:
         """False for a record that is over; it is dropped."""
-        if not is_expired(held.entry.expires_ms, self._wall_ms()):
+        if not _is_over(held, self._wall_ms(), self._clock.now_ns()):
             return True
         if self._index.drop(held.entry.key, held.place) is not None:
             self._writer.bury([held])
@@ -302,6 +304,11 @@ class SsdTier:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("tier ssd is closed")
+
+
+def _is_over(held: Held, now_ms: int, now_ns: int) -> bool:
+    """By the clock on the wall, or by the time that has passed."""
+    return is_expired(held.entry.expires_ms, now_ms) or held.until_ns <= now_ns
 
 
 def _check(record: Record) -> None:

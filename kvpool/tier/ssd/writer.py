@@ -5,7 +5,7 @@ when the tail is full, and tells the index after each sync. What fails is said t
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -36,11 +36,20 @@ class Writer:
     """Writes to one log. `write` and `flush_tombstones` by one thread at a time; the rest is thread-safe."""
 
     def __init__(
-        self, disk: Disk, lanes: Lanes, index: LogIndex, reader: Reader, clock: Clock, found: Recovered, block: Super, max_slots: int
+        self,
+        disk: Disk,
+        lanes: Lanes,
+        index: LogIndex,
+        reader: Reader,
+        clock: Clock,
+        found: Recovered,
+        block: Super,
+        max_slots: int,
+        wall_ms: Callable[[], int],
     ) -> None:
         self.health = Health(clock, reader)
         self._disk, self._lanes, self._index, self._reader, self._clock = disk, lanes, index, reader, clock
-        self._appender = Appender(disk, lanes, clock, block)
+        self._appender = Appender(disk, lanes, clock, block, wall_ms)
         self._segments = Segments(
             disk, lanes, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation
         )
@@ -235,7 +244,8 @@ class Writer:
         found = found[: fitting([record for _, record in found], 0, self._segments.room())]
         if not found:
             return 0
-        failure, copies = self._appender.append(tail, [record for _, record in found], [], deadline_ns)
+        until_ns = [held.until_ns for held, _ in found]
+        failure, copies = self._appender.append(tail, [record for _, record in found], [], deadline_ns, until_ns)
         if failure:
             return failure
         self.bury([copy for (held, _), copy in zip(found, copies, strict=True) if not self._index.move(held, copy)])

@@ -27,7 +27,7 @@ from kvpool.tier.ssd.format import (
 )
 
 KEY, PARENT = BlockKey(bytes(range(32))), BlockKey(bytes(range(100, 132)))
-RECORD = RecordItem(KEY, PARENT, 48, 5000, 1_700_000_000_000, 4096, "acme", 4096, 0x1122334455667788)
+RECORD = RecordItem(KEY, PARENT, 48, 5000, 1_700_000_000_000, 4096, "acme", 4096, 0x1122334455667788, 60_000)
 ORPHAN = RecordItem(PARENT, None, 0, 7, 0, 0, "", 9152, 1)
 TOMB = Tombstone(KEY, Place(3, 8192))
 GROUP = Group(9, 77, 8192, 12288, (RECORD, ORPHAN), (TOMB,), 0)
@@ -35,8 +35,10 @@ GROUP = Group(9, 77, 8192, 12288, (RECORD, ORPHAN), (TOMB,), 0)
 
 def golden_group() -> bytes:
     """GROUP, byte by byte from the table in the docs."""
-    items = struct.pack("<BBHIQQQQQ", 1, 1, 4, 4096, 5000, 48, 1_700_000_000_000, 4096, 0x1122334455667788) + KEY + PARENT + b"acme"
-    items += struct.pack("<BBHIQQQQQ", 1, 0, 0, 9152, 7, 0, 0, 0, 1) + PARENT + bytes(32)
+    items = (
+        struct.pack("<BBHIQQQQQQ", 1, 1, 4, 4096, 5000, 48, 1_700_000_000_000, 4096, 60_000, 0x1122334455667788) + KEY + PARENT + b"acme"
+    )
+    items += struct.pack("<BBHIQQQQQQ", 1, 0, 0, 9152, 7, 0, 0, 0, 0, 1) + PARENT + bytes(32)
     items += struct.pack("<BBHIQ", 2, 0, 0, 8192, 3) + KEY
     fixed = b"KVPGROUP" + struct.pack("<HHIQQQQI", 1, 0, 3, 9, 77, 8192, 12288, 56 + len(items))
     return fixed + struct.pack("<I", google_crc32c.value(fixed + items)) + items
@@ -91,6 +93,7 @@ def test_header_one_byte_short_long_or_one_bit_wrong_refused(raw: bytes, decode:
         GROUP._replace(records=(RECORD._replace(at=12288 - 4999),)),
         GROUP._replace(records=(RECORD._replace(at=8),)),
         GROUP._replace(records=(RECORD._replace(length=0),)),
+        GROUP._replace(records=(RECORD._replace(ttl_ms=0),)),
         GROUP._replace(offset=100),
         GROUP._replace(total=5000),
         GROUP._replace(total=0),
