@@ -28,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvpool.block import BlockKey
+from kvpool.errors import ConfigError
 from kvpool.tier.contract import Record
 from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd import PAGE, SsdTier
@@ -164,7 +165,10 @@ class Killing:
 
 def timed_recovery(directory: str, records: int, length: int) -> tuple[int, float]:
     """Write `records` records of `length` bytes, kill the writer, recover; the records found and the seconds of recovery."""
-    killing = Killing(directory, records * (length + 2 * PAGE) + 8 * SEGMENT, 1)
+    per_segment = (SEGMENT - 4 * PAGE) // (length + 2 * PAGE)
+    if not per_segment:
+        raise ConfigError(f"records of {length} bytes don't fit into segments of {SEGMENT}; use shorter ones")
+    killing = Killing(directory, (records // per_segment + 8) * SEGMENT, 1)
     killing.life(count=records, fixed=length)
     with closing(killing.check([], length)) as tier:
         return tier.recovery.records, tier.recovery.seconds
