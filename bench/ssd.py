@@ -5,8 +5,8 @@ KiB records at depth 8, random get of 64 KiB records at depth 16. The tier hashe
 to memory that is aligned to 64 bytes, like frames of an arena; fio does neither. Depth: the tier has so many lanes; fio so many requests
 (io_uring, else libaio).
 
-Sync: a put of 32 records is written in groups of some 8 MiB with one sync each; fio is told to `fdatasync` after as many blocks. Both write
-over blocks that were written before: the log is full when measuring begins, so the tier also gives up old segments meanwhile.
+Sync: a put of 64 MiB is written in groups of 16 MiB with one sync each; fio is told to `fdatasync` after as many blocks. Both write over
+blocks that were written before: the log is full when measuring begins, so the tier also gives up old segments meanwhile.
 `ratio_to_fio` is the lowest of the cases' ratios, a case's ratio the median over rounds of tier/fio within one round.
 """
 
@@ -34,7 +34,8 @@ from kvpool.tier.ssd import SsdTier
 from kvpool.tier.ssd.append import GROUP_BYTES
 from kvpool.units import KIB, MIB, SECOND, parse_size
 
-BATCH: Final = 32
+PUT_BYTES: Final = 64 * MIB
+"""Of one put, about."""
 SEGMENT: Final = 64 * MIB
 
 
@@ -63,10 +64,11 @@ class Log:
     def __init__(self, directory: Path, length: int, depth: int, size: int) -> None:
         self.tier = SsdTier.open(directory, capacity_bytes=size, segment_bytes=SEGMENT, incarnation=1, lanes=depth, max_objects=1 << 20)
         self.length, self.depth, self.number, self.rng = length, depth, 0, Random(1)
+        self.batch = PUT_BYTES // length
         span = length + 64  # 64-byte aligned, and not to a page
-        memory = np.random.default_rng(1).integers(0, 256, BATCH * span + 64, dtype=np.uint8)
+        memory = np.random.default_rng(1).integers(0, 256, self.batch * span + 64, dtype=np.uint8)
         first = 64 - memory.ctypes.data % 64
-        self.sources = [memory[first + n * span : first + n * span + length] for n in range(BATCH)]
+        self.sources = [memory[first + n * span : first + n * span + length] for n in range(self.batch)]
         space = np.zeros(8 * depth * span + 64, np.uint8)
         first = 64 - space.ctypes.data % 64
         self.targets = [space[first + n * span : first + n * span + length] for n in range(8 * depth)]
@@ -75,11 +77,11 @@ class Log:
 
     def put(self) -> int:
         """One batch; its bytes."""
-        records = [self._record(self.number + n) for n in range(BATCH)]
-        self.number += BATCH
+        records = [self._record(self.number + n) for n in range(self.batch)]
+        self.number += self.batch
         if not all(self.tier.put(records, time.monotonic_ns() + 60 * SECOND)):
             raise ConfigError(f"the SSD tier refused a batch: {self.tier.books()}")
-        return BATCH * self.length
+        return self.batch * self.length
 
     def get(self, keys: list[BlockKey]) -> int:
         """Read these at once, as many as there are targets; their bytes."""
@@ -127,7 +129,7 @@ class Fio:
         kind = "write" if case.write else "randread" if case.random else "read"
         options = [f"--rw={kind}", f"--bs={case.length}", f"--iodepth={case.depth}", "--time_based", f"--runtime={int(seconds * 1000)}ms"]
         if case.write:
-            options.append(f"--fdatasync={min(BATCH, -(-GROUP_BYTES // case.length))}")
+            options.append(f"--fdatasync={-(-GROUP_BYTES // case.length)}")
         job = self._run(*options)
         side = job["write" if case.write else "read"]
         return float(side["io_bytes"]) / (float(side["runtime"]) / 1000)

@@ -1,21 +1,19 @@
-"""Writing groups: data are hashed and copied into staging buffers and go out in lanes, the header last, then one sync.
+"""Writing groups: data go out in lanes, the header when their hashes are known, then one sync.
 
 Theory. The group's layout follows from the records' lengths, so data can be on their way before all of them are hashed; only the header,
 which holds the hashes, has to wait. A group that was given up half way (deadline, a failing device) has no header in the log, or one
 whose data don't match, and its room is written again by the next group: the tail moves only after the sync.
 
-The data of a group may be on their way while the group before it is synced. Its header is written after that, so there is never more than
-one group with a header that is not synced."""
+The data of a group may be on their way while the group before it is completed. Its header is written after that, so there is never more
+than one group with a header that is not synced."""
 
 import errno
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Final
-
-import xxhash
+from typing import Final, NamedTuple
 
 from kvpool.clock import Clock
 from kvpool.tier.contract import Record, entry_of
+from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd.disk import PAGE, Disk, Piece
 from kvpool.tier.ssd.format import (
     MAX_HEADER_BYTES,
@@ -40,7 +38,7 @@ from kvpool.units import MIB, MS
 
 MAX_ITEMS: Final = 512
 """Items in one group."""
-GROUP_BYTES: Final = 8 * MIB
+GROUP_BYTES: Final = 16 * MIB
 """A group takes no further record once it has so many bytes, so that a long batch is acknowledged in parts."""
 
 
@@ -57,16 +55,18 @@ def fitting(records: Sequence[Record], tombstones: int, room: int) -> int:
     return len(records)
 
 
-class Started:
-    """A group on its way. `held`: its records as they will be found; `total`: its bytes."""
+class Started(NamedTuple):
+    """A group on its way: `total` bytes at `offset` of `segment`. `places`: where data start in it; `until_ns`: when records are over."""
 
-    __slots__ = ("held", "offset", "segment", "stream", "sync", "tombstones", "total")
-
-    def __init__(
-        self, segment: Segment, offset: int, total: int, held: list[Held], tombstones: tuple[Tombstone, ...], stream: Stream
-    ) -> None:
-        self.segment, self.offset, self.total, self.held, self.tombstones, self.stream = segment, offset, total, held, tombstones, stream
-        self.sync: Future[int] | None = None
+    segment: Segment
+    offset: int
+    total: int
+    records: Sequence[Record]
+    places: Sequence[int]
+    until_ns: Sequence[int]
+    tombstones: tuple[Tombstone, ...]
+    stream: Stream
+    head: Bytes
 
 
 class Appender:
@@ -77,7 +77,7 @@ class Appender:
         self._wall_ms = wall_ms
         self._disk, self._lanes, self._clock = disk, lanes, clock
         self._segment_bytes = block.segment_bytes
-        self._head = aligned(MAX_HEADER_BYTES + PAGE)
+        self._heads = [aligned(MAX_HEADER_BYTES + PAGE) for _ in range(2)]  # a group may start while the one before it is completed
         self._page = aligned(PAGE)
 
     def append(
@@ -92,9 +92,7 @@ class Appender:
 
         It must fit: see `fitting`. `until_ns`: when each record is over at the latest, for copies; it follows from `expires_ms` without.
         """
-        group = self.start(segment, 0, records, tombstones, deadline_ns, until_ns)
-        failure = self.seal(group, deadline_ns)
-        return (failure, []) if failure else self.finish(group)
+        return self.complete(self.start(segment, 0, records, tombstones, deadline_ns, until_ns), deadline_ns)
 
     def start(
         self,
@@ -104,58 +102,56 @@ class Appender:
         tombstones: Sequence[Tombstone],
         deadline_ns: int,
         until_ns: Sequence[int] | None = None,
-    ) -> "Started":
-        """Hash the records and send their data off, to `ahead` bytes behind the tail, where a group that is not synced yet will end.
+    ) -> Started:
+        """Send the records' data off, to `ahead` bytes behind the tail, where a group that is not complete yet will end.
 
-        The records' memory may be used again after this. Then either `seal` or `abandon` it.
+        The records' memory is read until the group is complete or abandoned; one of the two must follow, before the next but one starts.
         """
-        header = header_bytes([record.tenant for record in records], len(tombstones))
-        places, end = _places(header, [record.data.size for record in records])
-        offset = segment.tail + ahead
-        stream = Stream(self._disk, self._lanes, self._clock, slot_name(segment.slot), offset, self._head[: up(header, PAGE)])
-        checksums = []
-        for record, at in zip(records, places, strict=True):
-            checksums.append(xxhash.xxh3_64_intdigest(record.data.data))
-            if not stream.put(at, record.data, deadline_ns):
-                break
         if until_ns is None:
             now_ns, now_ms = self._clock.now_ns(), self._wall_ms()
             until_ns = [last_ns(record.expires_ms, now_ms, now_ns) for record in records]
-        held = [
-            Held(entry_of(record), Place(segment.serial, offset + at), checksum, until)
-            for record, at, checksum, until in zip(records, places, checksums, until_ns, strict=False)
-        ]
-        return Started(segment, offset, up(end, PAGE), held, tuple(tombstones), stream)
+        header = header_bytes([record.tenant for record in records], len(tombstones))
+        places, end = _places(header, [record.data.size for record in records])
+        offset = segment.tail + ahead
+        self._heads.reverse()
+        head = self._heads[0][: up(header, PAGE)]
+        data = [record.data for record in records]
+        stream = Stream(self._disk, self._lanes, self._clock, slot_name(segment.slot), offset, head, places, data)
+        stream.begin(deadline_ns)
+        return Started(segment, offset, up(end, PAGE), records, places, until_ns, tuple(tombstones), stream, head)
 
-    def seal(self, group: "Started", deadline_ns: int) -> int:
-        """Write the header too, wait for all of it, and let a sync begin; an errno. All groups before it must be synced."""
-        segment = group.segment
-        if not group.stream.failed:
-            now_ns = self._clock.now_ns()
-            items = tuple(_item(held, group.offset, now_ns) for held in group.held)
-            raw = encode_group(Group(segment.serial, self.life, group.offset, group.total, items, group.tombstones))
-            group.stream.finish(raw, deadline_ns)
-            if group.offset == PAGE:
-                self._page[:] = memoryview(encode_segment(SegmentPage(segment.serial, self.life, self._segment_bytes)))
-                group.stream.write(0, self._page)
+    def complete(self, group: Started, deadline_ns: int) -> tuple[int, list[Held]]:
+        """Write the header behind the data, sync, and move the tail behind the group; an errno, and where the records are.
+
+        All groups before it must be complete.
+        """
         failure = group.stream.wait()
-        if not failure:
-            group.sync = self._lanes.start(lambda: self._disk.sync(slot_name(segment.slot)))
-        return failure
-
-    def abandon(self, group: "Started") -> None:
-        """Wait for what is on its way; without a header it is nothing."""
-        group.stream.wait()
-
-    def finish(self, group: "Started") -> tuple[int, list[Held]]:
-        """Wait for the sync and move the tail behind the group; an errno, and where the records are."""
-        assert group.sync is not None
-        failure = group.sync.result()
+        now_ns = self._clock.now_ns()
+        if failure or now_ns >= deadline_ns:
+            return failure or errno.ETIMEDOUT, []
+        segment, serial = group.segment, group.segment.serial
+        held = [
+            Held(entry_of(record), Place(serial, group.offset + at), checksum, until)
+            for record, at, checksum, until in zip(group.records, group.places, group.stream.checksums, group.until_ns, strict=True)
+        ]
+        items = tuple(_item(one, group.offset, now_ns) for one in held)
+        raw = encode_group(Group(serial, self.life, group.offset, group.total, items, group.tombstones))
+        group.head[: len(raw)] = memoryview(raw)
+        name = slot_name(segment.slot)
+        pieces = [Piece(name, group.offset, group.head)]
+        if group.offset == PAGE:
+            self._page[:] = memoryview(encode_segment(SegmentPage(serial, self.life, self._segment_bytes)))
+            pieces.insert(0, Piece(name, 0, self._page))
+        failure = next((code for code in self._disk.write(pieces) if code), 0) or self._disk.sync(name)
         if failure:
             return failure, []
-        group.segment.tail += group.total
-        group.segment.tombstones += len(group.tombstones)
-        return 0, group.held
+        segment.tail += group.total
+        segment.tombstones += len(group.tombstones)
+        return 0, held
+
+    def abandon(self, group: Started) -> None:
+        """Wait for what is on its way; without a header it is nothing."""
+        group.stream.wait()
 
     def write_again(self, slot: int, group: Group) -> int:
         """Write a group's bytes where they are, durably, whether they were before or not; an errno."""
@@ -175,7 +171,7 @@ class Appender:
     def rewrite(self, slot: int, group: Group) -> int:
         """Put a shorter header in the place of a group's header, durably; an errno."""
         raw = encode_group(group)
-        head = self._head[: up(len(raw), PAGE)]
+        head = self._heads[0][: up(len(raw), PAGE)]
         failure = self._disk.read([Piece(slot_name(slot), group.offset, head)])[0]
         if failure:
             return failure

@@ -4,8 +4,8 @@ Theory. O_DIRECT wants page-aligned memory, and frames in an arena are aligned t
 staging buffers. A lane spends its time inside a system call, a hash or a copy, all of which release the GIL; depth comes from several
 lanes. With no lanes everything runs in the calling thread, in order: what a simulation wants.
 
-Writes and reads have lanes of their own. A write holds its buffer while it waits for a lane, a read waits for a buffer in its lane; in one
-queue, reads in all lanes could wait for buffers of writes that stand behind them."""
+Writes and reads have lanes of their own, so that a long put does not hold up a get, and neither waits for a buffer that something queued
+behind it holds."""
 
 import mmap
 import queue
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from kvpool.clock import Clock
-from kvpool.tier.pages import Bytes
+from kvpool.tier.pages import Bytes, ask_for_huge_pages
 from kvpool.tier.ssd.disk import PAGE
 from kvpool.units import MIB, SECOND
 
@@ -40,16 +40,19 @@ def aligned(nbytes: int) -> Bytes:
 
 
 class Lanes:
-    """`count` threads for writes and `count` for reads, with as many staging buffers and a few more; 0: no threads, two buffers."""
+    """`count` threads for writes and `count` for reads, a staging buffer for each and two more; 0: no threads, two buffers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool = ThreadPoolExecutor(count, "kvpool-ssd-read") if count else None
         self._writes = ThreadPoolExecutor(count, "kvpool-ssd-write") if count else None
         self._stages: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-        self.stages = count + 2
-        for _ in range(self.stages):
-            self._stages.put(aligned(STAGE_BYTES + 2 * PAGE))
+        self.stages = 2 * count + 2
+        size = STAGE_BYTES + 2 * PAGE
+        memory = aligned(self.stages * size)
+        ask_for_huge_pages(memory)  # the kernel pins fewer of them for each transfer
+        for at in range(0, memory.size, size):
+            self._stages.put(memory[at : at + size])
 
     def take(self, timeout: float) -> Bytes | None:
         """A staging buffer, to be given back; None when none was free within `timeout` seconds."""

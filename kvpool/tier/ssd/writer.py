@@ -81,17 +81,14 @@ class Writer:
         if not self.ready(deadline_ns):
             return stored
         todo = list(records)
-        syncing: Started | None = None
+        going: Started | None = None
         while todo and self._clock.now_ns() < deadline_ns:
-            tombstones = self._some_tombstones(0 if syncing is None else len(syncing.tombstones))
-            count = 0
-            if syncing is not None:
-                count = fitting(todo, len(tombstones), self._segments.room() - syncing.total)
-                if not count:
-                    if not self._stored(syncing, stored):
-                        return stored
-                    syncing = None
-            if syncing is None:
+            tombstones = self._some_tombstones(0 if going is None else len(going.tombstones))
+            count = 0 if going is None else fitting(todo, len(tombstones), self._segments.room() - going.total)
+            if not count:
+                if going is not None and not self._complete(going, stored, deadline_ns):
+                    return stored
+                going = None
                 fits = self._fit(todo, tombstones, deadline_ns)
                 if fits is None:
                     return stored
@@ -99,17 +96,13 @@ class Writer:
             if not count:
                 todo.pop(0)  # too large beside what had to be copied
                 continue
-            started = self._start(syncing, todo[:count], tombstones, deadline_ns)
-            if syncing is not None and not self._stored(syncing, stored):
+            started = self._start(going, todo[:count], tombstones, deadline_ns)
+            if going is not None and not self._complete(going, stored, deadline_ns):
                 self._appender.abandon(started)
                 return stored
-            failure = self._appender.seal(started, deadline_ns)
-            if failure:
-                self.health.failed(failure, "a write failed")
-                return stored
-            syncing, todo = started, todo[count:]
-        if syncing is not None:
-            self._stored(syncing, stored)
+            going, todo = started, todo[count:]
+        if going is not None:
+            self._complete(going, stored, deadline_ns)
         return stored
 
     def bury(self, dropped: Sequence[Held]) -> None:
@@ -177,23 +170,18 @@ class Writer:
         return 0
 
     def _group(self, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> bool:
-        group = self._start(None, records, tombstones, deadline_ns)
-        failure = self._appender.seal(group, deadline_ns)
-        if failure:
-            self.health.failed(failure, "a write failed")
-            return False
-        return self._stored(group, [])
+        return self._complete(self._start(None, records, tombstones, deadline_ns), [], deadline_ns)
 
-    def _start(self, syncing: Started | None, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> Started:
+    def _start(self, going: Started | None, records: Sequence[Record], tombstones: Sequence[Tombstone], deadline_ns: int) -> Started:
         tail = self._segments.tail
         assert tail is not None
-        return self._appender.start(tail, 0 if syncing is None else syncing.total, records, tombstones, deadline_ns)
+        return self._appender.start(tail, 0 if going is None else going.total, records, tombstones, deadline_ns)
 
-    def _stored(self, group: Started, stored: list[Held]) -> bool:
-        """Wait for the sync of a group; when it is durable its records are found from now on."""
-        failure, held = self._appender.finish(group)
+    def _complete(self, group: Started, stored: list[Held], deadline_ns: int) -> bool:
+        """Wait for a group; when it is durable its records are found from now on."""
+        failure, held = self._appender.complete(group, deadline_ns)
         if failure:
-            self.health.failed(failure, "a sync failed")
+            self.health.failed(failure, "a write failed")
             return False
         self.health.wrote()
         for one in held:
