@@ -8,19 +8,27 @@ Samples are unbiased, because they are followed whether or not their block is st
 together. A sample that reaches the end of a bin without a use is an *exposure* of that bin; one that is used in a bin is an exposure and
 an *event*.
 
-Classes are many and each sees little, so they share: a class is a tuple (kind, feature, feature…), its hazard is its kind's, times one
-factor for each value of each feature, times what is its own, each drawn towards the level above it as long as it has seen little (a
-multiplicative model fitted by alternating, with pseudo-counts). Counts fade with a half-life in requests, so that a change of the load is
-followed.
+Classes are many and each sees little, so they share (proportional hazards, D. R. Cox, "Regression Models and Life-Tables", 1972):
+
+    hazard(class, bin) = base(kind, bin) x factor of each feature's value x what is the class's own
+
+* The base has the shape over ages. It is fitted to all samples of a kind, each weighted by its factors, and drawn towards that of all
+  kinds. It follows the load: its counts fade with a half-life of 700 requests, except where little was seen.
+* A class counts its events, and the events to be expected by the base of that moment. So a change of the load that all classes share
+  leaves the ratio alone, and these counts may fade twenty times slower. From them the factors come by iterative fitting, one feature at
+  a time, and then what is left of each class. Every ratio has pseudo-counts: believed only as far as it was seen.
 
 The *index* of a class at an age is Gittins': the best ratio, over all horizons, of the chance of a use to the time that the room is
 taken until then (J. Gittins, "Bandit Processes and Dynamic Allocation Indices", 1979). It is what one block's room is worth per second
 now, whoever else wants it; computed backwards over the bins with a stack, since joining a bin to the next pays exactly when the next has
-the better ratio.
+the better ratio. No horizon is shorter than four steps of the clock: else what came within one tick would be worth anything.
+
+Memory: at most 16,384 samples (twice that in the queues) and 2,048 classes of a kind.
 """
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from math import log2
 from operator import mul
 from typing import Final
 
@@ -31,177 +39,223 @@ BINS: Final = len(EDGES_NS) + 1
 _STARTS_NS = [0, *EDGES_NS]
 _WIDTHS_S = [(end - start) / 1e9 for start, end in zip(_STARTS_NS, EDGES_NS, strict=False)] + [EDGES_NS[-1] / 1e9]
 
-_PRIOR = 0.02  # hazard of a bin before anything was seen
-_ROOT_WEIGHT = 8.0  # pseudo-counts: how much a level must have seen to be believed rather than the one above
-_KIND_WEIGHT = 32.0
-_OWN_WEIGHT = 64.0
-_FACTOR_WEIGHT = 8.0
-_CARRY = 0.8  # how far a bin of the root resembles the one before
+_PRIOR = 0.01  # hazard of a bin before anything was seen
+_ROOT_WEIGHT = 2.0  # pseudo-counts: how much a level must have seen to be believed rather than the one above
+_KIND_WEIGHT = 8.0
+_FACTOR_WEIGHT = 4.0
+_CLASS_WEIGHT = 8.0
+_CARRY = 0.95  # how far a bin of the root resembles the one before
 _MOST = 0.9  # a hazard is never certainty
 _FACTOR_RANGE = 100.0
+_STEPS = 4  # to a doubling: how finely the factor of a class is told from others when indices are computed
+_LEAST_STEPS = 4  # of the clock: the shortest horizon
 _MAX_SAMPLES = 16_384
-_HALF_LIFE = 4096.0  # in requests
-_SLOWER = 0.1  # the classes' own counts fade this much slower: they see less
+_MAX_CLASSES = 2048
+_HALF_LIFE = 700.0  # in requests
+_SLOWER = 0.05  # how much slower the counts of classes fade
+_KEEP = 100.0  # exposures of a bin that don't fade
+_FIT_EVERY = 128  # requests
+_SWEEPS = 2
 
-Class = tuple[int, ...]
-"""(kind,) or (kind, feature, feature…)."""
+Name = tuple[int, ...]
+"""Of a class: (kind,) or (kind, feature, feature…), always as many features for one kind."""
 
 
-class Table:
-    """What is known of one class: exposures and events by bin, the hazard and the index that follow."""
+class Class:
+    """What is known of one class besides its kind."""
 
-    __slots__ = ("cls", "events", "exposed", "factor", "hazard", "index", "up")
+    __slots__ = ("events", "expected", "factor", "kind", "name")
 
-    def __init__(self, cls: Class, up: "Table | None") -> None:
-        self.cls = cls
-        self.up = up
+    def __init__(self, name: Name, kind: "_Kind") -> None:
+        self.name = name
+        self.kind = kind
+        self.events = 0.0
+        self.expected = 0.0  # events, if it were like all of its kind
+        self.factor = 1.0
+
+    def settle(self) -> None:
+        """Its factor: those of its features, times what is its own."""
+        factor, factors = 1.0, self.kind.factors
+        for feature in enumerate(self.name[1:], 1):
+            factor *= factors.get(feature, 1.0)
+        factor *= (self.events + _CLASS_WEIGHT) / (self.expected * factor + _CLASS_WEIGHT)
+        self.factor = min(max(factor, 1 / _FACTOR_RANGE), _FACTOR_RANGE)
+
+
+class _Kind:
+    """Exposures and events by bin, and the hazard that follows: of one kind, or of all together (the root)."""
+
+    __slots__ = ("classes", "events", "exposed", "factors", "hazard", "indices")
+
+    def __init__(self) -> None:
         self.exposed = [0.0] * BINS
         self.events = [0.0] * BINS
         self.hazard = [_PRIOR] * BINS
-        self.index = [0.0] * BINS
-        self.factor = 1.0
+        self.indices: dict[int, list[float]] = {}  # by logarithm of the factor; made when asked for
+        self.classes: dict[Name, Class] = {}
+        self.factors: dict[tuple[int, int], float] = {}  # (place of the feature, value): factor
+
+    def fade(self, decay: float) -> None:
+        """Let counts fade, where there are enough of them."""
+        for number, count in enumerate(self.exposed):
+            if count > _KEEP:
+                keep = max(decay, _KEEP / count)
+                self.exposed[number] *= keep
+                self.events[number] *= keep
+
+    def solve_root(self) -> None:
+        """The hazard over all kinds; a bin of which nothing is known is like the one before."""
+        prior = _PRIOR
+        for number in range(BINS):
+            hazard = (self.events[number] + _ROOT_WEIGHT * prior) / (self.exposed[number] + _ROOT_WEIGHT)
+            self.hazard[number] = hazard
+            prior = _CARRY * hazard + (1 - _CARRY) * _PRIOR
+
+    def solve(self, root: "_Kind") -> None:
+        """The hazard of this kind: its own, drawn towards a multiple of the root's."""
+        factor = (sum(self.events) + _FACTOR_WEIGHT) / (sum(map(mul, self.exposed, root.hazard)) + _FACTOR_WEIGHT)
+        self.hazard = [
+            (event + _KIND_WEIGHT * min(_MOST, factor * base)) / (count + _KIND_WEIGHT)
+            for event, count, base in zip(self.events, self.exposed, root.hazard, strict=True)
+        ]
+
+    def fit(self, decay: float) -> None:
+        """Let the counts of classes fade, then fit the factors to them."""
+        self._forget()
+        classes = list(self.classes.values())
+        for cls in classes:
+            cls.events *= decay
+            cls.expected *= decay
+        for place in list(range(1, len(classes[0].name))) * _SWEEPS:
+            sums: dict[int, list[float]] = {}
+            for cls in classes:
+                others = cls.expected
+                for other in enumerate(cls.name[1:], 1):
+                    if other[0] != place:
+                        others *= self.factors.get(other, 1.0)
+                found = sums.setdefault(cls.name[place], [_FACTOR_WEIGHT, _FACTOR_WEIGHT])
+                found[0] += cls.events
+                found[1] += others
+            for value, (events, expected) in sums.items():
+                self.factors[place, value] = events / expected
+        for cls in classes:
+            cls.settle()
+
+    def _forget(self) -> None:
+        """Too many classes: the half that saw least goes."""
+        if len(self.classes) > _MAX_CLASSES:
+            known = sorted(self.classes.values(), key=lambda cls: (-cls.events - cls.expected, cls.name))
+            self.classes = {cls.name: cls for cls in known[: _MAX_CLASSES // 2]}
+            used = {feature for name in self.classes for feature in enumerate(name[1:], 1)}
+            self.factors = {feature: factor for feature, factor in self.factors.items() if feature in used}
 
 
 class _Sample:
-    __slots__ = ("next_bin", "since_ns", "table")
+    __slots__ = ("cls", "next_bin", "since_ns")
 
-    def __init__(self, since_ns: int, table: Table) -> None:
+    def __init__(self, since_ns: int, cls: Class) -> None:
         self.since_ns = since_ns
-        self.table: Table | None = table  # None: no longer followed
+        self.cls: Class | None = cls  # None: no longer followed
         self.next_bin = 0
 
 
 class ReuseHazard:
-    """The tables of one policy. Follows at most 16,384 samples; knows as many classes as its user makes."""
+    """The model of one policy."""
 
     def __init__(self) -> None:
-        self._root = Table((), None)
-        self._tables: dict[Class, Table] = {}
-        self._factors: dict[int, dict[tuple[int, int], float]] = {}  # by kind: (feature, value): factor
+        self._root = _Kind()
+        self._kinds: dict[int, _Kind] = {}
         self._samples: OrderedDict[object, _Sample] = OrderedDict()
         self._waiting: list[deque[_Sample]] = [deque() for _ in range(BINS)]  # by the bin they are in
-        self._solve(self._root)
+        self._queued = 0
+        self._unfitted = 0
+        self._least_s = 0.0
+        self._root.solve_root()
 
-    def table(self, cls: Class) -> Table:
-        """The table of a class, made when it is new."""
-        known = self._tables.get(cls)
+    def cls(self, name: Name) -> Class:
+        """The class of that name, made when it is new."""
+        kind = self._kinds.get(name[0])
+        if kind is None:
+            kind = self._kinds[name[0]] = _Kind()
+            kind.solve(self._root)
+        known = kind.classes.get(name)
         if known is None:
-            up = self._root if len(cls) == 1 else self.table(cls[:1])
-            known = self._tables[cls] = Table(cls, up)
-            self._solve(known)
+            known = kind.classes[name] = Class(name, kind)
+            known.settle()
         return known
 
-    def follow(self, key: object, since_ns: int, table: Table) -> None:
+    def index(self, cls: Class, number: int) -> float:
+        """Chance of a use per second of room taken, for a block of the class whose age is in bin `number`."""
+        step = round(_STEPS * log2(cls.factor))
+        known = cls.kind.indices.get(step)
+        if known is None:
+            factor = 2.0 ** (step / _STEPS)
+            known = gittins([min(_MOST, factor * hazard) for hazard in cls.kind.hazard], self._least_s)
+            cls.kind.indices[step] = known
+        return known[number]
+
+    def follow(self, key: object, since_ns: int, cls: Class) -> None:
         """Take the block as a sample of the class, used last at `since_ns`."""
         before = self._samples.pop(key, None)
         if before is not None:
-            before.table = None
-        sample = self._samples[key] = _Sample(since_ns, table)
+            before.cls = None
+        sample = self._samples[key] = _Sample(since_ns, cls)
         self._waiting[0].append(sample)
+        self._queued += 1
         if len(self._samples) > _MAX_SAMPLES:
-            self._samples.popitem(last=False)[1].table = None
+            self._samples.popitem(last=False)[1].cls = None
+        if self._queued > 2 * _MAX_SAMPLES:
+            self._waiting = [deque(sample for sample in queue if sample.cls is not None) for queue in self._waiting]
+            self._queued = sum(map(len, self._waiting))
 
     def used(self, key: object, now_ns: int) -> None:
         """The block was used again: an event, if it was a sample."""
         sample = self._samples.pop(key, None)
-        if sample is None or sample.table is None:
+        if sample is None or sample.cls is None:
             return
-        table: Table | None = sample.table
-        assert table is not None
-        sample.table = None
-        reached = bisect_right(EDGES_NS, now_ns - sample.since_ns)
+        cls, sample.cls = sample.cls, None
+        reached = bin_of(now_ns - sample.since_ns)
         for number in range(sample.next_bin, reached + 1):
-            self._expose(table, number)
-        while table is not None:
-            table.events[reached] += 1
-            table = table.up
+            self._expose(cls, number)
+        self._root.events[reached] += 1
+        cls.kind.events[reached] += 1
+        cls.events += 1
 
     def advance(self, now_ns: int) -> None:
         """Count the bins that samples have left unused by now."""
         for number in range(BINS - 1):
-            queue, edge = self._waiting[number], EDGES_NS[number]
-            while queue and (queue[0].table is None or queue[0].since_ns + edge <= now_ns):
+            queue, following, edge = self._waiting[number], self._waiting[number + 1], EDGES_NS[number]
+            while queue and (queue[0].cls is None or queue[0].since_ns + edge <= now_ns):
                 sample = queue.popleft()
-                if sample.table is not None:
-                    self._expose(sample.table, number)
+                if sample.cls is None:
+                    self._queued -= 1
+                else:
+                    self._expose(sample.cls, number)
                     sample.next_bin = number + 1
-                    self._waiting[number + 1].append(sample)
-        last = self._waiting[-1]
-        while last and last[0].table is None:
-            last.popleft()
+                    following.append(sample)
 
-    def refresh(self, requests: int) -> None:
-        """Let counts fade by `requests` more, and fit everything anew."""
+    def refresh(self, requests: int, step_ns: float) -> None:
+        """Let counts fade by `requests` more, and fit everything anew. `step_ns`: by how much the clock goes on, when it does."""
+        self._least_s = _LEAST_STEPS * step_ns / 1e9
+        self._unfitted += requests
         decay: float = 0.5 ** (requests / _HALF_LIFE)
-        kinds = [table for table in self._tables.values() if table.up is self._root]
-        leaves = [table for table in self._tables.values() if table.up is not self._root]
-        for tables, fade in (([self._root, *kinds], decay), (leaves, decay**_SLOWER)):
-            for table in tables:
-                table.exposed = [count * fade for count in table.exposed]
-                table.events = [count * fade for count in table.events]
-        for table in (self._root, *kinds):
-            self._solve(table)
-        self._fit_factors(leaves)
-        for table in leaves:
-            self._solve(table)
+        self._root.fade(decay)
+        self._root.solve_root()
+        for kind in self._kinds.values():
+            kind.fade(decay)
+            kind.solve(self._root)
+            if self._unfitted >= _FIT_EVERY:
+                kind.fit(0.5 ** (_SLOWER * self._unfitted / _HALF_LIFE))
+            kind.indices = {}
+        if self._unfitted >= _FIT_EVERY:
+            self._unfitted = 0
 
-    def _expose(self, table: Table, number: int) -> None:
-        """One more exposure. A class counts the events to be expected by its kind, its kind the exposures that its factor makes of it."""
-        up = table.up
+    def _expose(self, cls: Class, number: int) -> None:
+        """One more exposure. The class counts what its kind lets expect, the kind counts as much as the class's factor."""
+        kind = cls.kind
         self._root.exposed[number] += 1
-        if up is self._root or up is None:
-            table.exposed[number] += 1
-        else:
-            table.exposed[number] += up.hazard[number]
-            up.exposed[number] += table.factor
-
-    def _fit_factors(self, leaves: list[Table]) -> None:
-        by_kind: dict[int, list[tuple[Class, float, float]]] = {}
-        for table in leaves:
-            by_kind.setdefault(table.cls[0], []).append((table.cls, sum(table.events), sum(table.exposed)))
-        for kind, seen in by_kind.items():
-            factors = self._factors.setdefault(kind, {})
-            for _ in range(2):
-                for place in range(1, len(seen[0][0])):
-                    found: dict[tuple[int, int], list[float]] = {}
-                    for cls, events, expected in seen:
-                        others = 1.0
-                        for other in range(1, len(cls)):
-                            if other != place:
-                                others *= factors.get((other, cls[other]), 1.0)
-                        sums = found.setdefault((place, cls[place]), [_FACTOR_WEIGHT, _FACTOR_WEIGHT])
-                        sums[0] += events
-                        sums[1] += expected * others
-                    for name, (events, expected) in found.items():
-                        factors[name] = events / expected
-
-    def _solve(self, table: Table) -> None:
-        """Hazard and index of one table, the levels above it being solved."""
-        exposed, events = table.exposed, table.events
-        if table.up is None:
-            prior = _PRIOR
-            for number in range(BINS):
-                hazard = (events[number] + _ROOT_WEIGHT * prior) / (exposed[number] + _ROOT_WEIGHT)
-                table.hazard[number] = hazard
-                prior = _CARRY * hazard + (1 - _CARRY) * _PRIOR
-        elif table.up is self._root:
-            above = table.up.hazard
-            factor = (sum(events) + _FACTOR_WEIGHT) / (sum(map(mul, exposed, above)) + _FACTOR_WEIGHT)
-            table.hazard = [
-                (event + _KIND_WEIGHT * min(_MOST, factor * base)) / (count + _KIND_WEIGHT)
-                for event, count, base in zip(events, exposed, above, strict=True)
-            ]
-        else:
-            factors, factor = self._factors.get(table.cls[0], {}), 1.0
-            for place in range(1, len(table.cls)):
-                factor *= factors.get((place, table.cls[place]), 1.0)
-            factor *= (sum(events) + _FACTOR_WEIGHT) / (sum(exposed) * factor + _FACTOR_WEIGHT)
-            table.factor = factor = min(max(factor, 1 / _FACTOR_RANGE), _FACTOR_RANGE)
-            table.hazard = [
-                min(_MOST, factor * base * (event + _OWN_WEIGHT) / (expected * factor + _OWN_WEIGHT))
-                for event, expected, base in zip(events, exposed, table.up.hazard, strict=True)
-            ]
-        table.index = gittins(table.hazard)
+        kind.exposed[number] += cls.factor
+        cls.expected += kind.hazard[number]
 
 
 def bin_of(age_ns: int) -> int:
@@ -209,14 +263,14 @@ def bin_of(age_ns: int) -> int:
     return bisect_right(EDGES_NS, age_ns)
 
 
-def gittins(hazard: list[float]) -> list[float]:
-    """Per bin: the best chance of a use per second of room taken, over all horizons that begin with the bin."""
+def gittins(hazard: list[float], least_s: float = 0.0) -> list[float]:
+    """Per bin: the best chance of a use per second of room taken, over all horizons of at least `least_s` that begin with the bin."""
     index = [0.0] * BINS
     joined: list[tuple[float, float, float]] = []  # runs of bins ahead: (chance of a use, seconds taken, chance of none)
     for number in range(BINS - 1, -1, -1):
         chance, stays = hazard[number], 1 - hazard[number]
         seconds = _WIDTHS_S[number] * (1 - chance / 2)
-        while joined and joined[-1][0] * seconds > chance * joined[-1][1]:
+        while joined and (seconds < least_s or joined[-1][0] * seconds > chance * joined[-1][1]):
             ahead = joined.pop()
             chance += stays * ahead[0]
             seconds += stays * ahead[1]

@@ -1,22 +1,24 @@
 """Ours: who leaves is whose room is worth least, by what has been learnt about when blocks come back.
 
 Theory. The blocks that one request used last are a *group*, split by kind: the tail (its last block, mostly a partial one that never
-recurs), the inner blocks, and blocks that several conversations share. What happens to a group is learnt by class (`reuse.py`): kind,
-turn of the conversation, length of the prompt, time since the turn before; for shared blocks, how often they were shared. Once a
-conversation has gone on, what its earlier prompt alone used is *left*: another kind, which hardly ever comes back.
+recurs), the few before it, the inner ones, and blocks that several conversations share. What happens to a group is learnt by class
+(`reuse.py`): kind, turn of the conversation, length of the prompt, time since the turn before, tokens that are new since then; for shared
+blocks, how often they were shared, and the length. Once a conversation has gone on, what its earlier prompt alone used is *left*:
+another kind, which hardly ever comes back.
 
     value of a group = index(class, age) x recompute cost / bytes
 
 The index is the chance of a use per second of room taken (Gittins). The cost of a block grows with its depth, as attention does:
-1 + depth / 65,536. Groups stand in a heap by value, and are ranked again when their age enters another bin and when the tables were
-fitted anew. A priority other than 50 scales the value: ten points are a factor of two.
+1 + depth / 262,144; a 70B Llama has about 1 + depth / 52,000, but what is deep is long, and the milder form gives up fewer hits. Groups
+stand in a heap by value, and are ranked again when their age enters another bin and when the model was fitted anew. A priority other
+than 50 scales the value: ten points are a factor of two. Expired blocks are removed by whoever owns them.
 
 Tails leave before heads: within a group the deepest is offered first, and a block with resident children is parked until the last of
 them is gone, as in `prefix_lru.py`; so a block never outlives the head it needs. A block that has children is never offered.
 
 What it is told is enough: a request shows as a batch of equal time and prompt length, its turn by the tails of earlier prompts that
-it contains. Where `sequence` is unknown the deepest block counts as the tail. Memory: per block about what `prefix-lru` takes, besides
-at most 16,384 samples, and 8,192 tails more than blocks.
+it contains, resident or remembered. Where `sequence` is unknown the deepest block counts as the tail. Work: O(log groups) a block,
+amortised. Memory: per block about what `prefix-lru` takes, besides the model's samples, and 8,192 tails more than blocks.
 """
 
 from collections import OrderedDict
@@ -26,20 +28,22 @@ from itertools import islice
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction.contract import DEFAULT_PRIORITY, NEVER_NS, Arrival, inserted_twice
-from kvpool.policy.eviction.reuse import BINS, EDGES_NS, Class, ReuseHazard, Table, bin_of
+from kvpool.policy.eviction.reuse import BINS, EDGES_NS, Class, Name, ReuseHazard, bin_of
 
-TAIL, INNER, SHARED, LEFT = range(4)
+TAIL, NEAR, INNER, SHARED, LEFT = range(5)
 """Kinds of groups."""
 
-_COST_TOKENS = 65_536
-_TAILS_KEPT = 4  # last blocks of a prompt by which its continuation is recognised
+_COST_TOKENS = 262_144
+_TAILS_KEPT = 2  # last blocks of a prompt by which its continuation is recognised
 _MORE_TAILS = 8192  # tails remembered beyond one a block
 _MAX_BRANCHES = 8  # continuations of one block that count as turns; more are other conversations
-_SAME_PROMPT = 0.5  # share of a prompt that must recur to be the same conversation
-_FIT_EVERY = 256  # requests
+_SAME_PROMPT = 0.8  # share of a prompt that must recur to be the same conversation
+_FIT_EVERY = 64  # requests
 _ADVANCE_EVERY = 16
 _POINTS_PER_DOUBLING = 10
 _MAX_FAN = 255
+_STEP_MEMORY = 100  # steps of the clock
+_NEAR_BLOCKS = 4  # a prompt's last ones: what is asked last changes most
 
 
 class _Request:
@@ -58,7 +62,7 @@ class _Request:
 class _Group:
     """Blocks of one request that share a fate. `ready` may be offered, the first first; `parked` have children."""
 
-    __slots__ = ("bytes", "cost", "parked", "priority", "priority_until_ns", "ready", "request", "shared", "since_ns", "table", "version")
+    __slots__ = ("bytes", "cls", "cost", "parked", "priority", "priority_until_ns", "ready", "request", "shared", "since_ns", "version")
 
     def __init__(self, request: _Request, priority: int, priority_until_ns: int, shared: bool) -> None:
         self.request = request
@@ -68,7 +72,7 @@ class _Group:
         self.ready: OrderedDict[BlockKey, None] = OrderedDict()
         self.parked: dict[BlockKey, None] = {}
         self.since_ns = request.now_ns
-        self.table: Table | None = None  # None: its request isn't over
+        self.cls: Class | None = None  # None: its request isn't over
         self.version = 0
         self.cost = 0.0
         self.bytes = 0
@@ -98,12 +102,13 @@ class ReuseValue:
         self._nodes: dict[BlockKey, _Node] = {}
         self._children: dict[BlockKey, list[int]] = {}  # parent: [resident children, depth of the shallowest seen]
         self._hazard = ReuseHazard()
-        self._tails: OrderedDict[BlockKey, tuple[int, int, int]] = OrderedDict()  # last blocks of prompts: (turn, when, continuations)
+        self._tails: OrderedDict[BlockKey, tuple[int, int, int, int]] = OrderedDict()  # last blocks of prompts: (turn, when, continuations)
         self._groups: dict[int, _Group] = {}  # by serial: ranked ones
         self._rank: list[tuple[float, int, int, int, _Group]] = []  # (value, since, serial, version, group)
         self._due: list[tuple[int, int, int, _Group]] = []  # (when its age enters another bin, serial, version, group)
         self._now_ns = self._serial = self._requests = self._unfitted = 0
         self._span = 512
+        self._step_ns = 0.0
         self._begin(0, -1)
 
     # Events
@@ -198,11 +203,14 @@ class ReuseValue:
         self._batch: dict[tuple[int, int, int, int, bool], _Group] = {}
         self._new_tails: list[BlockKey] = []
         self._continues: _Request | None = None
-        self._gap_ns = self._deepest = 0
+        self._gap_ns = self._growth = self._deepest = 0
         self._first_touch = True
         self._touching = False
         self._above: tuple[BlockKey | None, int] = (None, 0)  # parent and depth of the block before, to see how long blocks are
-        self._now_ns = max(self._now_ns, now_ns)
+        if now_ns > self._now_ns:
+            step_ns = now_ns - self._now_ns
+            self._step_ns += (step_ns - self._step_ns) / _STEP_MEMORY if self._step_ns else step_ns if self._now_ns else 0
+            self._now_ns = now_ns
 
     def _used(self, key: BlockKey, node: _Node, now_ns: int, sequence: int, before: _Group | None, priority: tuple[int, int]) -> None:
         """The block is used by the request that goes on now, or by a new one."""
@@ -222,7 +230,12 @@ class ReuseValue:
         from_end = sequence - depth if sequence else 0 if not self._batch and not self._new_tails else NEVER_NS
         if len(self._new_tails) < _TAILS_KEPT and (from_end < _TAILS_KEPT * node.span or (not sequence and len(self._new_tails) < 2)):
             self._new_tails.append(key)
-        kind = SHARED if node.fan else TAIL if from_end < node.span else INNER
+        if node.fan:
+            kind = SHARED
+        elif from_end < node.span:
+            kind = TAIL
+        else:
+            kind = NEAR if from_end < _NEAR_BLOCKS * node.span else INNER
         name = (kind, node.fan.bit_length(), *priority, before is not None)
         group = self._batch.get(name)
         if group is None:
@@ -240,7 +253,8 @@ class ReuseValue:
             if tail is not None and tail[2] < _MAX_BRANCHES:
                 request.turn = tail[0] + 1
                 self._gap_ns = max(1, request.now_ns - tail[1])
-                self._tails[key] = (tail[0], tail[1], tail[2] + 1)
+                self._tails[key] = (tail[0], tail[1], tail[2] + 1, tail[3])
+                self._growth = max(1, request.sequence - tail[3])
         if before is None or not self._first_touch:
             return
         self._first_touch = False
@@ -249,6 +263,7 @@ class ReuseValue:
         if request.turn == 1 and same and node.branches < _MAX_BRANCHES:
             request.turn = earlier.turn + 1
             self._gap_ns = max(1, request.now_ns - earlier.now_ns)
+            self._growth = max(1, request.sequence - earlier.sequence)
             if not node.fan:
                 self._continues = earlier
         if request.turn > 1:
@@ -268,14 +283,14 @@ class ReuseValue:
                 for key in group.ready:
                     node = self._nodes[key]
                     node.fan = min(node.fan + 1, _MAX_FAN)
-            table = group.table = self._hazard.table(self._class_of(kind, fan, request))
+            group.cls = self._hazard.cls(self._class_of(kind, fan, request))
             self._requests += 1
             chosen = (self._requests * 0x9E3779B1 >> 7) % len(group.ready)
-            self._hazard.follow(next(islice(group.ready, chosen, None)), group.since_ns, table)
+            self._hazard.follow(next(islice(group.ready, chosen, None)), group.since_ns, group.cls)
             self._place(group)
         for key in self._new_tails:
             known = self._tails.pop(key, None)
-            self._tails[key] = (request.turn, request.now_ns, known[2] if known else 0)
+            self._tails[key] = (request.turn, request.now_ns, known[2] if known else 0, request.sequence)
         while len(self._tails) > _MORE_TAILS + len(self._nodes):
             self._tails.popitem(last=False)
         self._batch, self._new_tails, self._continues = {}, [], None
@@ -285,12 +300,12 @@ class ReuseValue:
         if self._unfitted >= max(_FIT_EVERY, len(self._groups) // 8):
             self._fit()
 
-    def _class_of(self, kind: int, fan: int, request: _Request) -> Class:
+    def _class_of(self, kind: int, fan: int, request: _Request) -> Name:
         length = request.sequence.bit_length()
         if kind == SHARED:
             return (kind, fan, length)
         turn = request.turn if request.turn < 5 else 5 if request.turn < 7 else 6 if request.turn < 11 else 7
-        return (kind, turn, length, self._gap_ns.bit_length() >> 1)
+        return (kind, turn, length, self._gap_ns.bit_length() >> 1, (self._growth.bit_length() + 1) >> 1)
 
     def _leave(self, earlier: _Request | None, now_ns: int) -> None:
         """A conversation has gone on: what its earlier prompt used and this one didn't is left."""
@@ -298,21 +313,21 @@ class ReuseValue:
             return
         earlier.left = True
         for group in earlier.groups:
-            if group.table is None or group.shared or not (group.ready or group.parked):
+            if group.cls is None or group.shared or not (group.ready or group.parked):
                 continue
-            group.table = self._hazard.table((LEFT,))
+            group.cls = self._hazard.cls((LEFT,))
             group.since_ns = now_ns
             if group.ready:
-                self._hazard.follow(next(iter(group.ready)), now_ns, group.table)
+                self._hazard.follow(next(iter(group.ready)), now_ns, group.cls)
             self._place(group)
 
     # The heap
 
     def _place(self, group: _Group) -> None:
         """Rank the group by its value now."""
-        assert group.table is not None
+        assert group.cls is not None
         number = bin_of(self._now_ns - group.since_ns)
-        value = group.table.index[number] * group.cost / max(1, group.bytes)
+        value = self._hazard.index(group.cls, number) * group.cost / max(1, group.bytes)
         priority = group.priority if self._now_ns < group.priority_until_ns else DEFAULT_PRIORITY
         if priority != DEFAULT_PRIORITY:
             value *= 2 ** ((priority - DEFAULT_PRIORITY) / _POINTS_PER_DOUBLING)
@@ -332,7 +347,7 @@ class ReuseValue:
 
     def _fit(self) -> None:
         """Learn from what was counted since, and rank everything anew."""
-        self._hazard.refresh(self._unfitted)
+        self._hazard.refresh(self._unfitted, self._step_ns)
         self._unfitted = 0
         groups = [group for group in self._groups.values() if group.ready or group.parked]
         self._groups, self._rank, self._due = {}, [], []
@@ -355,5 +370,5 @@ class ReuseValue:
             del group.parked[key]
             group.ready[key] = None
             group.ready.move_to_end(key, last=False)
-            if empty and group.table is not None:
+            if empty and group.cls is not None:
                 self._place(group)
