@@ -1,25 +1,20 @@
 """An operator's end of a pool node's admin calls: plain values in and out, kvpool errors only."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
-
-from kvpool.errors import ProtocolError, UnavailableError
+from kvpool.errors import ProtocolError
 from kvpool.request import admin as a
 from kvpool.wire import convert_admin as convert
-from kvpool.wire.channel import OPTIONS
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import admin_pb2 as pb
 from kvpool.wire.gen import admin_pb2_grpc as rpc
-from kvpool.wire.status import error_of
+from kvpool.wire.node_rpc import NodeRpc
 
 T = TypeVar("T")
 
 
-class AdminRpc:
+class AdminRpc(NodeRpc):
     """The operator's connection to one node at `address` (host:port), for use on one event loop.
 
     `node` is whom the calls are meant for; without it only `inspect`, `quotas` and `tiers` are answered.
@@ -28,9 +23,7 @@ class AdminRpc:
     """
 
     def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
-        self.address = address
-        self._metadata = node.metadata() if node is not None else ()
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        super().__init__(address, node)
         self._stub: Any = rpc.AdminStub(self._channel)
 
     async def inspect(self, keys: Sequence[bytes], timeout_s: float, *, story: bool = False) -> list[a.Inspection]:
@@ -94,27 +87,8 @@ class AdminRpc:
         """The books of the node's tiers, fastest first."""
         return convert.tiers_from_pb(await self._call(self._stub.Tiers, pb.TiersRequest(), timeout_s))
 
-    async def close(self) -> None:
-        """Cancel what is in flight and disconnect."""
-        await self._channel.close(grace=None)
-
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None
-
     def _known(self, read: Callable[[Any], T], message: Any) -> T:
         try:
             return read(message)
         except ValueError as error:
             raise ProtocolError(f"{self.address}: {error}; is the node newer than this client?") from error
-
-    def _same_length(self, got: int, asked: int) -> None:
-        if got != asked:
-            raise ProtocolError(f"{self.address}: answered {got} items for {asked}")

@@ -1,23 +1,18 @@
 """A client's end of a pool node's control plane: plain values in and out, kvpool errors only."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from kvpool.errors import ProtocolError, UnavailableError
+from kvpool.errors import ProtocolError
 from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
 from kvpool.wire import convert
-from kvpool.wire.channel import OPTIONS
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
-from kvpool.wire.status import error_of
+from kvpool.wire.node_rpc import NodeRpc
 
 
-class PoolRpc:
+class PoolRpc(NodeRpc):
     """The control connection to one node at `address` (host:port), for use on one event loop.
 
     `node` is whom the calls are meant for; without it only `describe` and `lookup` are answered.
@@ -25,9 +20,7 @@ class PoolRpc:
     """
 
     def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
-        self.address = address
-        self._metadata = node.metadata() if node is not None else ()
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        super().__init__(address, node)
         self._stub: Any = rpc.PoolStub(self._channel)
 
     async def describe(self, timeout_s: float) -> NodeDescription:
@@ -80,22 +73,3 @@ class PoolRpc:
     async def release(self, lease_id: int, suspect: Sequence[bytes], timeout_s: float) -> None:
         """End a lease. `suspect` names keys whose bytes failed validation here: the node checks and drops them."""
         await self._call(self._stub.Release, pb.ReleaseRequest(lease_id=lease_id, suspect=suspect), timeout_s)
-
-    async def close(self) -> None:
-        """Cancel what is in flight and disconnect."""
-        await self._channel.close(grace=None)
-
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None
-
-    def _same_length(self, got: int, asked: int) -> None:
-        if got != asked:
-            raise ProtocolError(f"{self.address}: answered {got} items for {asked}")

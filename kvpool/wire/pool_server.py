@@ -94,7 +94,7 @@ class _Servicer(rpc.PoolServicer):
             )
             return pb.ReserveResponse(lease_id=lease_id, grants=convert.grants_to_pb(grants))
 
-        return await self._answer_when_done(context, run)
+        return await self._answer(context, run)
 
     async def Commit(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         return await self._answer(context, lambda: pb.CommitResponse(committed=self._handler.commit(request.lease_id, request.keys)))
@@ -106,7 +106,7 @@ class _Servicer(rpc.PoolServicer):
             )
             return pb.AcquireResponse(lease_id=lease_id, found=convert.places_to_pb(places))
 
-        return await self._answer_when_done(context, run)
+        return await self._answer(context, run)
 
     async def Renew(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         return await self._answer(context, lambda: pb.RenewResponse(alive=self._handler.renew(request.lease_id, request.lease_ms)))
@@ -146,16 +146,11 @@ class _Servicer(rpc.PoolServicer):
                 yield self._handler.window(request.lease_id, asked.offset + at, length, write=False).tobytes()
 
     async def _answer(self, context: grpc.aio.ServicerContext, run: Callable[[], Any], *, fenced: bool = True) -> Any:
+        """What `run` answers, or promises to, once the call is known to be meant for this node."""
         try:
             self._check(context, needed=fenced)
-            return run()
-        except KvpoolError as error:
-            await context.abort(code_of(error), str(error))
-
-    async def _answer_when_done(self, context: grpc.aio.ServicerContext, run: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            self._check(context, needed=True)
-            return await run()
+            answer = run()
+            return await answer if isinstance(answer, Awaitable) else answer
         except KvpoolError as error:
             await context.abort(code_of(error), str(error))
 

@@ -1,0 +1,40 @@
+"""What every client of a node shares: one connection, whom its calls are meant for, and errors as kvpool's."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvpool.errors import ProtocolError, UnavailableError
+from kvpool.wire.channel import OPTIONS
+from kvpool.wire.fence import NodeIdentity
+from kvpool.wire.status import error_of
+
+
+class NodeRpc:
+    """A connection to the node at `address` (host:port), for use on one event loop. Calls say that they are meant for `node`, if given."""
+
+    def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
+        self.address = address
+        self._metadata = node.metadata() if node is not None else ()
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+
+    async def close(self) -> None:
+        """Cancel what is in flight and disconnect."""
+        await self._channel.close(grace=None)
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from error
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None
+
+    def _same_length(self, got: int, asked: int) -> None:
+        if got != asked:
+            raise ProtocolError(f"{self.address}: answered {got} items for {asked}")
