@@ -1,33 +1,24 @@
 """The commands against a small real cluster: members in memory, gRPC servers with canned answers, a real HTTP router stand-in."""
 
-import asyncio
 import json
 import subprocess
 import sys
-import threading
-import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
-import grpc.aio
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from kvpool.block import chain_keys
 from kvpool.cli.main import COMMANDS, cli
-from kvpool.cluster import Membership, open_membership
 from kvpool.request import DecodeEvent, DecodeRequest, Finished, FinishReason, PrefillEvent, PrefillRequest, Published, WorkerStatus
 from kvpool.request.pool import NodeDescription, ShmOffer
+from kvpool.testing.cli_cluster import KEYS, CliCluster
 from kvpool.testing.membership_kit import until
-from kvpool.wire.channel import bind
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_server import PoolHandler, add_pool
 from kvpool.wire.worker_server import add_worker
 
-ROOT = bytes(range(32))
-TOKENS = list(range(100, 140))
-BLOCK = 16
 MIB = 1 << 20
 
 
@@ -83,91 +74,20 @@ class Worker:
         )
 
 
-class RouterPages(BaseHTTPRequestHandler):
-    """/health, /v1/models and /tokenize."""
-
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "toy"}]} if self.path == "/v1/models" else {"status": "ok"})
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = asked["text"] if "text" in asked else "chat:" + asked["messages"][0]["content"]
-        self._answer({"tokens": TOKENS if text == "a prompt" else [ord(letter) for letter in text]})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
-
-    def _answer(self, value: Any) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class Cluster:
-    """Two nodes (the first holds blocks 0 and 1, the second the tail), a worker and a router, on a loop of its own."""
+class Cluster(CliCluster):
+    """Two nodes (the first holds blocks 0 and 1, the second the tail), a worker and a router."""
 
     def __init__(self) -> None:
-        self.url = f"memory://cli-{uuid.uuid4().hex[:8]}"
-        self.membership: Membership = open_membership(self.url)
+        super().__init__(cli)
         self.ids = [f"{digit}" * 32 for digit in "ab"]
-        self._loop = asyncio.new_event_loop()
-        self._servers: list[grpc.aio.Server] = []
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), RouterPages)
-        self._http_thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
-        self._http_thread.start()
 
     def fill(self) -> None:
-        keys = chain_keys(ROOT, TOKENS, BLOCK, tail=True)
-        for node_id, held in zip(self.ids, (keys[:2], keys[2:]), strict=True):
-            self.membership.join(role="node", id=node_id, address=self.serve(pool=Node(node_id, held)))
-        worker = self.serve(worker=Worker(self.ids[0]))
-        self.worker(address=worker)
-        address = f"127.0.0.1:{self._http.server_address[1]}"
-        self.membership.join(role="router", address=address, info={"url": f"http://{address}"})
+        for node_id, held in zip(self.ids, (KEYS[:2], KEYS[2:]), strict=True):
+            node = cast(PoolHandler, Node(node_id, held))
+            self.membership.join(role="node", id=node_id, address=self.serve(partial(add_pool, handler=node)))
+        self.worker(address=self.serve(partial(add_worker, handler=Worker(self.ids[0]))))
+        self.router()
         until(self.membership, lambda view: len(view) == 4)
-
-    def worker(self, *, model: str = "toy", root: bytes = ROOT, address: str = "127.0.0.1:9") -> None:
-        info = {"model": model, "namespace": root.hex(), "block_tokens": str(BLOCK), "max_tokens": "512"}
-        self.membership.join(role="prefill", address=address, info=info)
-
-    def serve(self, *, pool: Node | None = None, worker: Worker | None = None) -> str:
-        async def start() -> str:
-            server = grpc.aio.server()
-            if pool is not None:
-                add_pool(server, cast(PoolHandler, pool))
-            if worker is not None:
-                add_worker(server, worker)
-            address = bind(server, "127.0.0.1:0")
-            await server.start()
-            self._servers.append(server)
-            return address
-
-        return asyncio.run_coroutine_threadsafe(start(), self._loop).result(30)
-
-    def run(self, *arguments: str, stdin: str | None = None) -> Result:
-        return CliRunner().invoke(cli, [*arguments, "--cluster", self.url], input=stdin, env={"COLUMNS": "200"})
-
-    def json(self, *arguments: str, exit_code: int = 0, stdin: str | None = None) -> Any:
-        result = self.run(*arguments, "--json", stdin=stdin)
-        assert result.exit_code == exit_code, result.output
-        return json.loads(result.stdout)
-
-    def close(self) -> None:
-        async def stop() -> None:
-            await asyncio.gather(*(server.stop(None) for server in self._servers))
-
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
-        self._loop.close()
-        self._http.shutdown()
-        self._http.server_close()
-        self._http_thread.join(30)
-        self.membership.close()
 
 
 @pytest.fixture
