@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from kvpool.block import BlockKey
 from kvpool.clock import Clock
@@ -118,23 +119,23 @@ class Flusher:
             await self._tell()
             return False
         records = records_of(self._pool, self._arena, flush, now_ns)
-        work = asyncio.get_running_loop().run_in_executor(self._writer, self.tier.put, records, now_ns + PUT_NS)
-        stopped = False
-        while not work.done():
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                stopped = True  # the writer looks at these bytes: wait for it (bounded by the deadline), then go
-        stored = work.result()
-        self.flow.flushed(flush, stored, self._clock.now_ns())
-        unwanted = [key for key, ok in zip(flush.keys, stored, strict=True) if ok and self._pool.locate(key) is None]
-        if unwanted:  # discarded meanwhile, for being damaged or unwanted: not to come back from below
-            self.forget(unwanted)
+        stopped = await _ended(work := asyncio.get_running_loop().run_in_executor(self._writer, self._put, records, now_ns + PUT_NS))
+        unwanted = self.flow.flushed(flush, work.result(), self._clock.now_ns())
+        if unwanted:
+            stopped = await _ended(self.forget(unwanted)) or stopped
         self._look_at_tier()
         await self._tell()
         if stopped:
             raise asyncio.CancelledError
         return True
+
+    def _put(self, records: Sequence[Record], deadline_ns: int) -> list[bool]:
+        """What the tier took. One that raises has a defect, and counts as having taken nothing: the loop must outlive it."""
+        try:
+            return self.tier.put(records, deadline_ns)
+        except Exception:
+            log.exception("tier %s failed to write %d blocks down", self.tier.name, len(records))
+            return [False] * len(records)
 
     async def _tell(self) -> None:
         async with self._progress:
@@ -153,3 +154,14 @@ class Flusher:
 
     def _stored(self, keys: Sequence[BlockKey]) -> list[bool]:
         return [entry is not None for entry in self.tier.find(keys, unix_ms())]
+
+
+async def _ended(work: "asyncio.Future[Any]") -> bool:
+    """Wait for work on the writer's thread, even when told to stop: it looks at bytes of the arena. True when told to meanwhile."""
+    stopped = False
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            stopped = True
+    return stopped

@@ -105,13 +105,17 @@ class NodeHandler:
         """Lease what is there, once what other tiers hold of it has been brought into the arena."""
         wanted, held = _keys(keys), 0
         missing = [key for key in wanted if self._state.locate(key) is None]
-        if missing and self._tiers.has_any(missing):
+        elsewhere = bool(missing) and self._tiers.has_any(missing)
+        if elsewhere:  # what is here already must not leave for what comes
             lease_ns = int(patience_s * SECOND) + SECOND
             held = self._state.hold(wanted, owner=owner, lease_ns=lease_ns, now_ns=self._clock.now_ns()).lease_id
-            await self._tiers.bring(missing, self._deadline(patience_s))
-        answer = self._state.acquire(wanted, owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns(), sequence=sequence)
-        if held:
-            self._state.release(held, self._clock.now_ns())
+        try:
+            if elsewhere:
+                await self._tiers.bring(missing, self._deadline(patience_s))
+            answer = self._state.acquire(wanted, owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns(), sequence=sequence)
+        finally:
+            if held:
+                self._state.release(held, self._clock.now_ns())
         self._tiers.used([key for key, place in zip(wanted, answer.found, strict=True) if place is not None])
         return answer.lease_id, list(answer.found)
 

@@ -34,6 +34,8 @@ class TierConfig:
     def __post_init__(self) -> None:
         if min(self.ssd_bytes, self.ssd_objects, self.shared_bytes, self.shared_objects) < 1 or self.gpu_bytes < 0:
             raise ConfigError("a tier needs room for bytes and objects, and GPU memory can't be negative")
+        if self.gpu_bytes and self.ssd is None and self.shared is None:
+            raise ConfigError("GPU memory holds hot blocks of a node that writes blocks down: give --ssd or --shared too")
         if self.ssd is not None and self.shared is not None:
             raise ConfigError("blocks are written down to one tier: give --ssd or --shared, not both")
 

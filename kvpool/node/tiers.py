@@ -63,7 +63,6 @@ class Tiers:
         self._pool = pool
         self._arena = arena
         self._clock = clock
-        self._settings = settings
         self._readers = ThreadPoolExecutor(_READERS, "kvpool-bring")
         self._coming: dict[BlockKey, asyncio.Future[None]] = {}
         self._lifting: dict[BlockKey, None] = {}
@@ -210,14 +209,15 @@ class Tiers:
 
     async def _lift(self, beside: Tier, keys: Sequence[BlockKey]) -> None:
         """Copy hot blocks into the faster tier; while it is full, sink its coldest (a prefix-aware order names only tails at a time)."""
+        left = keys
         try:
             for _ in range(_MAX_SINKS):
-                keys = [key for key, entry in zip(keys, beside.find(keys), strict=True) if entry is None]
+                left = [key for key, entry in zip(left, beside.find(left), strict=True) if entry is None]
                 now_ns = self._clock.now_ns()
-                held = self._pool.hold(keys, owner=_OWNER, lease_ns=_LIFT_NS + 10 * SECOND, now_ns=now_ns)
+                held = self._pool.hold(left, owner=_OWNER, lease_ns=_LIFT_NS + 10 * SECOND, now_ns=now_ns)
                 if not held.lease_id:
                     return
-                views = {key: self._pool.view(key) for key, place in zip(keys, held.found, strict=True) if place is not None}
+                views = {key: self._pool.view(key) for key, place in zip(left, held.found, strict=True) if place is not None}
                 records = [
                     Record(v.key, v.parent, v.depth, self._arena.view(*v.location), 0, v.sequence, v.tenant)
                     for v in views.values()

@@ -115,8 +115,11 @@ class TierFlow:
             return None
         return Flush(held.lease_id, tuple(key for key, _ in there), tuple(place for _, place in there))
 
-    def flushed(self, flush: Flush, stored: Sequence[bool], now_ns: int) -> None:
-        """A flush has ended: per block, whether the tier has it (durably) now."""
+    def flushed(self, flush: Flush, stored: Sequence[bool], now_ns: int) -> list[BlockKey]:
+        """A flush has ended: per block, whether the tier has it (durably) now. Answers what the tier must forget before the next flush.
+
+        That is what was discarded meanwhile, and everything when the lease had ended: the bytes may have been another block's by then.
+        """
         alive = self._pool.release(flush.lease_id, now_ns)
         for key, place, ok in zip(flush.keys, flush.places, stored, strict=True):
             tries = self._queue.pop(key, 0) + 1
@@ -132,6 +135,7 @@ class TierFlow:
                 if len(self._given_up) < self._settings.max_queued:
                     self._given_up[key] = None
                 self._pool.mark((key,), dirty=False)
+        return [key for key, ok in zip(flush.keys, stored, strict=True) if ok and not (alive and self._pool.locate(key) is not None)]
 
     def _enqueue(self, key: BlockKey) -> None:
         if len(self._queue) < self._settings.max_queued:

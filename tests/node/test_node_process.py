@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.errors import ConfigError
+from kvpool.node.opening import TierConfig
 from kvpool.testing.node_process import NodeProcess
 from kvpool.tier import ArenaMapping
 from kvpool.wire.pool_client import PoolRpc
@@ -97,3 +99,9 @@ async def test_node_on_a_path_of_choice_is_read_through_it(tmp_path: Path) -> No
     finally:
         assert process.stop() == 0, "".join(process.log)
     assert not path.exists()
+
+
+def test_gpu_memory_without_a_tier_below_is_refused() -> None:
+    """It would stand empty: a flag that does nothing must say so."""
+    with pytest.raises(ConfigError, match="--ssd or --shared"):
+        TierConfig(gpu_bytes=1 << 20)

@@ -143,6 +143,52 @@ async def test_failing_tier_degrades_the_node_to_memory_and_comes_back(rigs: Rig
     await until(lambda: all(entry is not None for entry in broken.find(last)))
 
 
+async def test_tier_that_raises_stops_neither_the_node_nor_the_writing(rigs: Rigs) -> None:
+    """A defect in a tier costs its copies; a loop that died of it would leave the pool full of blocks that may not leave."""
+    rig = rigs(4, below=64)
+    flusher = rig.tiers.flusher
+    assert flusher is not None
+    real, calls = flusher.tier.put, 0
+
+    def put(records: Sequence[Record], deadline_ns: int) -> list[bool]:
+        nonlocal calls
+        calls += 1
+        if calls <= 3:
+            raise ValueError("a defect")
+        return real(records, deadline_ns)
+
+    flusher.tier.put = put  # type: ignore[method-assign]
+    for i in range(6):
+        assert await rig.put(chain(f"c{i}", 2)) == [Outcome.GRANTED] * 2
+    below = rig.below
+    assert below is not None
+    await until(lambda: all(entry is not None for entry in below.find(chain("c5", 2))))
+
+
+async def test_reader_that_hangs_up_while_blocks_come_holds_nothing(rigs: Rigs) -> None:
+    """A cancelled request gives back at once what it held for its own sake."""
+    rig = rigs(4, below=16)
+    old, new = chain("old", 2), chain("new", 4)
+    await rig.put(old)
+    await rig.put(new)
+    reading = asyncio.Event()
+
+    async def never(keys: Sequence[BlockKey], deadline_ns: int) -> None:
+        reading.set()
+        await asyncio.Event().wait()
+
+    rig.tiers.bring = never  # type: ignore[method-assign]
+    call = asyncio.create_task(rig.handler.acquire("r", 10_000, [*old, *new], patience_s=30.0))
+    async with asyncio.timeout(20):
+        await reading.wait()
+    owners = {one.owner for key in new for one in rig.state.view(key, holders=True).holders}  # type: ignore[union-attr]
+    assert "r" in owners
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    owners = {one.owner for key in new for one in rig.state.view(key, holders=True).holders}  # type: ignore[union-attr]
+    assert "r" not in owners
+
+
 async def test_full_pool_waits_for_the_tier_and_gives_up_at_the_deadline(rigs: Rigs) -> None:
     """Nothing hangs: a reserve that would have to drop unwritten blocks answers NO_SPACE when its patience ends."""
     rig = rigs(2, below=8)
@@ -167,6 +213,7 @@ async def test_hot_blocks_are_lifted_beside_and_sink_back_when_it_is_full(rigs: 
             await rig.get(keys)
         await until(lambda keys=keys: all(entry is not None for entry in beside.find(keys)))  # type: ignore[misc]
     assert rig.handler.describe().counters["sunk"] == 2
+    await until(lambda: not rig.tiers._lifting)  # every block may be lifted again
     assert await rig.get(first) == [True, True]
     rig.state.guard(False)
     for key in second:

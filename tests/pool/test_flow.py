@@ -139,9 +139,20 @@ def test_flush_whose_lease_ended_counts_as_not_written() -> None:
     flush = flow.next_flush(pressed=False, lease_ns=10, now_ns=0)
     assert flush is not None
     pool.tick(20)
-    flow.flushed(flush, [True], 20)
+    assert flow.flushed(flush, [True], 20) == list(flush.keys)
     assert flow.counters["flushed"] == 0
     assert flow.queued == 1
+
+
+def test_block_discarded_during_its_flush_is_to_be_forgotten_below() -> None:
+    """Damaged or unwanted: it must not come back from a slower tier."""
+    pool, _below, flow = rig(4)
+    keys = chain("a", 2)
+    put(pool, flow, keys)
+    flush = flow.next_flush(pressed=False, lease_ns=100, now_ns=0)
+    assert flush is not None
+    pool.discard(keys[1])
+    assert flow.flushed(flush, [True, True], 1) == [keys[1]]
 
 
 def test_batches_are_bounded_by_bytes() -> None:

@@ -194,10 +194,8 @@ class Below:
                 node.coverage.hit("tier below refused a block")
                 self._make_room(record.data.size)
         node.judge.let_go(flush.lease_id, now_ns)
-        self.flow.flushed(flush, stored, now_ns)
-        for key, ok in zip(flush.keys, stored, strict=True):
-            if ok and (over or node.pool.locate(key) is None):
-                self.forget(key)  # not wanted any more, or perhaps another's bytes
+        for key in self.flow.flushed(flush, stored, now_ns):
+            self.forget(key)
         if self.alive():
             self._look_at_tier()
             node.judge.after(node.pool, now_ns)
