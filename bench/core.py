@@ -15,7 +15,7 @@ from hashlib import sha256
 from bench.report import print_json, print_table, spread
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
-from kvpool.policy.placement import NodeWeight, assign
+from kvpool.policy.placement import PlacedNode, place
 from kvpool.pool import PoolLimits, PoolState, Reserve
 from kvpool.units import KIB, SECOND
 
@@ -107,10 +107,10 @@ def main() -> None:
     if args.batch < 1 or args.rounds < 1:
         parser.error("--batch and --rounds must be positive")
 
-    nodes = [NodeWeight(f"{i:032x}", 1.0 + i % 3) for i in range(16)]
+    nodes = [PlacedNode(f"{i:032x}", 1.0 + i % 3, zone=f"z{i % 3}") for i in range(16)]
     long_prompt = chain("prompt", 8192)
     cases = cases_of(args.batch, args.rounds)
-    cases["place_8192_on_16"] = lambda: assign(long_prompt, 32, nodes)
+    cases["place_8192_on_16"] = lambda: place(long_prompt, 32, nodes, 2)
     seconds = cpu_in_turns(cases, args.rounds)
     us = {
         name: spread([value / (8192 if name.startswith("place") else args.batch) * 1e6 for value in values])

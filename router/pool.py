@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kvpool.block import BlockKey
 from kvpool.client.plan import by_node, leading, owners_of
-from kvpool.policy.placement import NodeWeight
+from kvpool.policy.placement import PlacedNode
 from router.fleet import ClusterView
 
 
@@ -48,7 +48,7 @@ class NodesProbe:
         await self._drop_all_but({(member.id, member.incarnation) for member in nodes.values()})
         if not nodes or not keys:
             return 0
-        groups = by_node(owners_of(keys, 0, len(keys), block_tokens, [NodeWeight(id=node_id) for node_id in nodes]))
+        groups = by_node(owners_of(keys, 0, len(keys), block_tokens, [PlacedNode(id=node_id) for node_id in nodes]))
         present = bytearray(len(keys))
 
         async def ask(node_id: str, positions: Sequence[int]) -> None:

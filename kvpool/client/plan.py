@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvpool.block import BlockKey
-from kvpool.policy.placement import NodeWeight, assign, blocks_per_extent
+from kvpool.policy.placement import PlacedNode, blocks_per_extent, place
 from kvpool.transport import Run, merge_runs
 
 
@@ -25,11 +25,12 @@ class Window:
     runs: dict[str, tuple[Run, ...]]
 
 
-def owners_of(chain: Sequence[BlockKey], first: int, count: int, block_tokens: int, nodes: Sequence[NodeWeight]) -> list[str]:
+def owners_of(chain: Sequence[BlockKey], first: int, count: int, block_tokens: int, nodes: Sequence[PlacedNode]) -> list[str]:
     """The node id that owns each of chain[first : first + count]. `nodes` must not be empty."""
     extent = blocks_per_extent(block_tokens)
     start = first - first % extent
-    return assign(chain[start : first + count], extent, nodes)[first - start :]
+    placed = place(chain[start : first + count], extent, nodes, 1)
+    return [placed[i // extent].targets[0] for i in range(first - start, first - start + count)]
 
 
 def by_node(owner_ids: Sequence[str]) -> dict[str, list[int]]:

@@ -28,7 +28,7 @@ from kvpool.client.sources import NodeRef, NodeSource, open_source
 from kvpool.client.transfer import Piece, Stages, Touch, Transfer
 from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
-from kvpool.policy.placement import NodeWeight
+from kvpool.policy.placement import PlacedNode
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.units import MS
 
@@ -204,7 +204,7 @@ class AsyncPoolClient:
             self._links.look_again()
         if not refs or not count:
             return {}, refs
-        weights = [NodeWeight(id=node_id) for node_id in refs]
+        weights = [PlacedNode(id=node_id) for node_id in refs]
         groups = by_node(owners_of(chain, first, count, self.namespace.geometry.block_tokens, weights))
         return {node_id: positions for node_id, positions in groups.items() if not self._links.resting(refs[node_id])}, refs
 

@@ -4,11 +4,11 @@ import hashlib
 
 from kvpool.block import BlockKey
 from kvpool.client.plan import by_node, leading, owners_of, windows
-from kvpool.policy.placement import NodeWeight
+from kvpool.policy.placement import PlacedNode
 from kvpool.transport import Run
 
 CHAIN = [BlockKey(hashlib.sha256(bytes([i])).digest()) for i in range(200)]
-NODES = [NodeWeight(id=f"{i:032x}") for i in range(5)]
+NODES = [PlacedNode(id=f"{i:032x}") for i in range(5)]
 
 
 def test_owner_of_a_block_is_the_same_whatever_part_of_the_chain_is_asked_for() -> None:
