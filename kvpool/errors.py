@@ -9,6 +9,8 @@ A miss, a refusal, a full pool are values; an exception is a broken promise, and
     └── RemoteError           they (a peer, a server, the network) broke it
         ├── UnavailableError  not reachable, or gone while we waited
         ├── DeadlineError     the deadline passed first
+        ├── AccessError       the peer doesn't know us, or we lack the right; the message says what to do
+        ├── LimitError        the peer has had enough of us for now: above a rate or a size
         ├── ProtocolError     the peer said something that can't be
         └── FrameError        stored bytes failed validation; readers turn it into a miss
 """
@@ -40,6 +42,14 @@ class UnavailableError(RemoteError):
 
 class DeadlineError(RemoteError):
     """The deadline passed before the peer answered."""
+
+
+class AccessError(RemoteError):
+    """The peer doesn't know who we are (no token, a wrong or revoked one), or we lack the right to what we asked."""
+
+
+class LimitError(RemoteError):
+    """The peer refuses for now: more calls or bytes than our rate allows, or more in one call than it takes."""
 
 
 class ProtocolError(RemoteError):

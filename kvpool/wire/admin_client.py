@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from kvpool.errors import ProtocolError
 from kvpool.request import admin as a
 from kvpool.wire import convert_admin as convert
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import admin_pb2 as pb
 from kvpool.wire.gen import admin_pb2_grpc as rpc
@@ -17,13 +18,13 @@ T = TypeVar("T")
 class AdminRpc(NodeRpc):
     """The operator's connection to one node at `address` (host:port), for use on one event loop.
 
-    `node` is whom the calls are meant for; without it only `inspect`, `quotas` and `tiers` are answered.
+    `node` is whom the calls are meant for; without it only `inspect`, `quotas`, `tiers` and `balance` are answered.
     Every call takes its time limit in seconds. Errors: `ConfigError` (also, before anything is sent, for what breaks a bound of
     `kvpool.request.admin`), `UnavailableError`, `DeadlineError`, `ProtocolError` (also from a node too old to know the call).
     """
 
-    def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
-        super().__init__(address, node)
+    def __init__(self, address: str, node: NodeIdentity | None = None, security: Security = PLAIN) -> None:
+        super().__init__(address, node, security)
         self._stub: Any = rpc.AdminStub(self._channel)
 
     async def inspect(self, keys: Sequence[bytes], timeout_s: float, *, story: bool = False) -> list[a.Inspection]:
@@ -86,6 +87,15 @@ class AdminRpc(NodeRpc):
     async def tiers(self, timeout_s: float) -> list[a.TierReport]:
         """The books of the node's tiers, fastest first."""
         return convert.tiers_from_pb(await self._call(self._stub.Tiers, pb.TiersRequest(), timeout_s))
+
+    async def drain(self, timeout_s: float, *, cancel: bool = False, bytes_per_s: int = 0) -> a.Balance:
+        """Have the node move everything it holds to others (`cancel`: no longer), and how far it is; ask `balance` how it gets on."""
+        request = pb.DrainRequest(cancel=cancel, bytes_per_s=convert.checked_range("bytes_per_s", bytes_per_s, 0, (1 << 63) - 1))
+        return convert.balance_from_pb(await self._call(self._stub.Drain, request, timeout_s))
+
+    async def balance(self, timeout_s: float) -> a.Balance:
+        """How far the node is with moving blocks to where they belong."""
+        return convert.balance_from_pb(await self._call(self._stub.Balance, pb.BalanceRequest(), timeout_s))
 
     def _known(self, read: Callable[[Any], T], message: Any) -> T:
         try:

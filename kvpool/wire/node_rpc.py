@@ -7,7 +7,8 @@ import grpc
 import grpc.aio
 
 from kvpool.errors import ProtocolError, UnavailableError
-from kvpool.wire.channel import OPTIONS
+from kvpool.wire.channel import open_channel
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.status import error_of
 
@@ -15,14 +16,20 @@ from kvpool.wire.status import error_of
 class NodeRpc:
     """A connection to the node at `address` (host:port), for use on one event loop. Calls say that they are meant for `node`, if given."""
 
-    def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
+    def __init__(self, address: str, node: NodeIdentity | None = None, security: Security = PLAIN) -> None:
         self.address = address
-        self._metadata = node.metadata() if node is not None else ()
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._node = node.metadata() if node is not None else ()
+        self._security = security
+        self._channel = open_channel(address, security)
 
     async def close(self) -> None:
         """Cancel what is in flight and disconnect."""
         await self._channel.close(grace=None)
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Whom a call is meant for, and who asks; the token may have been replaced since the last one."""
+        return (*self._node, *self._security.metadata(self.address))
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import ProtocolError
-from kvpool.wire.channel import CHUNK_BYTES, OPTIONS
+from kvpool.wire.channel import CHUNK_BYTES, open_blocking_channel
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
@@ -20,11 +21,16 @@ Bytes = npt.NDArray[np.uint8]
 class PoolData:
     """A data connection to `node` at `address`; errors as for `PoolRpc`."""
 
-    def __init__(self, address: str, node: NodeIdentity) -> None:
+    def __init__(self, address: str, node: NodeIdentity, security: Security = PLAIN) -> None:
         self.address = address
-        self._metadata = node.metadata()
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._node = node.metadata()
+        self._security = security
+        self._channel = open_blocking_channel(address, security)
         self._stub: Any = rpc.PoolStub(self._channel)
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (*self._node, *self._security.metadata(self.address))
 
     def read(self, lease_id: int, parts: Sequence[tuple[int, Bytes]], timeout_s: float) -> None:
         """Fill each array of `parts` with the arena's bytes from its offset on."""

@@ -4,13 +4,25 @@ from collections.abc import Callable
 
 import grpc
 
-from kvpool.errors import ClosedError, ConfigError, DeadlineError, KvpoolError, LocalError, ProtocolError, UnavailableError
+from kvpool.errors import (
+    AccessError,
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    KvpoolError,
+    LimitError,
+    LocalError,
+    ProtocolError,
+    UnavailableError,
+)
 
 _CODES: tuple[tuple[type[KvpoolError], grpc.StatusCode], ...] = (
     (ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
     (ClosedError, grpc.StatusCode.UNAVAILABLE),
     (LocalError, grpc.StatusCode.FAILED_PRECONDITION),
     (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (AccessError, grpc.StatusCode.PERMISSION_DENIED),
+    (LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (KvpoolError, grpc.StatusCode.INTERNAL),
 )
@@ -19,10 +31,25 @@ _ERRORS: dict[grpc.StatusCode, Callable[[str], KvpoolError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.FAILED_PRECONDITION: LocalError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.UNAUTHENTICATED: AccessError,
+    grpc.StatusCode.PERMISSION_DENIED: AccessError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
     grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
     grpc.StatusCode.INTERNAL: ProtocolError,
     grpc.StatusCode.UNKNOWN: ProtocolError,
 }
+
+_HANDSHAKES = (
+    ("WRONG_VERSION_NUMBER", "the server does not speak TLS; connect without --tls-ca and --tls-cert, or give the server a certificate"),
+    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not trusted; is it signed by --tls-ca, in date, and for this host?"),
+    ("Hostname Verification", "the server's certificate is for another name; give --tls-name"),
+    ("No match found for server name", "the server's certificate is for another name; give --tls-name"),
+    (
+        "Socket closed",
+        "the connection was closed in its handshake; does the server speak TLS (give --tls-ca), or want a certificate it trusts (--tls-cert)?",
+    ),
+)
+"""What gRPC says when a connection can't be opened, and what to do about it."""
 
 
 def code_of(error: KvpoolError) -> grpc.StatusCode:
@@ -37,4 +64,11 @@ def error_of(error: grpc.RpcError, peer: str) -> KvpoolError:
     """The exception a client raises for a failed call to `peer` (an address). Unlisted codes mean the peer is unavailable."""
     code, details = error.code(), error.details() or ""
     kind = _ERRORS.get(code, UnavailableError)
-    return kind(f"{peer}: {details or code.name.lower()}")
+    return kind(f"{peer}: {_advice(details)}{details or code.name.lower()}")
+
+
+def _advice(details: str) -> str:
+    """What a failed handshake means, in front of gRPC's own words."""
+    if not details.startswith("failed to connect"):
+        return ""
+    return next((f"{advice} - " for sign, advice in _HANDSHAKES if sign in details), "")

@@ -9,7 +9,8 @@ import grpc.aio
 
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.wire import convert_work as convert
-from kvpool.wire.channel import OPTIONS
+from kvpool.wire.channel import open_channel
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.gen import worker_pb2 as pb
 from kvpool.wire.gen import worker_pb2_grpc as rpc
 from kvpool.wire.status import error_of
@@ -22,21 +23,22 @@ class WorkerClient:
     `DeadlineError`, `ProtocolError`. Closing an iterator, or cancelling the task that consumes it, cancels the call.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: Security = PLAIN) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._security = security
+        self._channel = open_channel(address, security)
         self._stub: Any = rpc.WorkerStub(self._channel)
 
     async def prefill(self, request: PrefillRequest, timeout_s: float) -> AsyncIterator[PrefillEvent]:
         """`FirstToken`, then `Published`."""
-        call = self._stub.Prefill(convert.prefill_to_pb(request), timeout=timeout_s)
+        call = self._stub.Prefill(convert.prefill_to_pb(request), timeout=timeout_s, metadata=self._metadata)
         async with aclosing(self._events(call)) as messages:
             async for message in messages:
                 yield convert.prefill_event_from_pb(message)
 
     async def decode(self, request: DecodeRequest, timeout_s: float) -> AsyncIterator[DecodeEvent]:
         """`Started`, `TokenOut`..., `Finished`."""
-        call = self._stub.Decode(convert.decode_to_pb(request), timeout=timeout_s)
+        call = self._stub.Decode(convert.decode_to_pb(request), timeout=timeout_s, metadata=self._metadata)
         async with aclosing(self._events(call)) as messages:
             async for message in messages:
                 yield convert.decode_event_from_pb(message)
@@ -44,7 +46,7 @@ class WorkerClient:
     async def status(self, timeout_s: float) -> WorkerStatus:
         """The worker's status."""
         try:
-            message = await self._stub.Status(pb.WorkerStatusRequest(), timeout=timeout_s)
+            message = await self._stub.Status(pb.WorkerStatusRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
         return convert.status_from_pb(message)
@@ -52,6 +54,10 @@ class WorkerClient:
     async def close(self) -> None:
         """Cancel what is in flight and disconnect."""
         await self._channel.close(grace=None)
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._security.metadata(self.address)
 
     async def _events(self, call: Any) -> AsyncGenerator[Any, None]:
         try:
