@@ -9,6 +9,7 @@ from kvpool.request.pool import NodeDescription
 from kvpool.tier import ArenaMapping
 from kvpool.transport import Reach, ShmReach, same_host
 from kvpool.transport.ucx import UcxReach
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def check_transport(transport: str) -> str:
     return transport
 
 
-def open_reach(node: NodeDescription, address: str, transport: str, *, skip: Sequence[str] = ()) -> Reach:
+def open_reach(node: NodeDescription, address: str, transport: str, *, skip: Sequence[str] = (), security: Security = PLAIN) -> Reach:
     """The best working reach to `node`, whose control plane is at `address`. Blocks for at most a few seconds.
 
     `skip` names reaches that failed lately; they are not tried under `auto`. Raises `UnavailableError` saying why none works.
@@ -33,7 +34,7 @@ def open_reach(node: NodeDescription, address: str, transport: str, *, skip: Seq
     reasons: list[str] = []
     for name in wanted:
         try:
-            reach = _OPENERS[name](node, address)
+            reach = _OPENERS[name](node, address, security)
         except KvpoolError as error:
             reasons.append(f"{name}: {error}")
             continue
@@ -42,7 +43,7 @@ def open_reach(node: NodeDescription, address: str, transport: str, *, skip: Seq
     raise UnavailableError(f"no reach to node {node.node_id[:8]} at {address}: {'; '.join(reasons) or 'all failed lately'}")
 
 
-def _shm(node: NodeDescription, address: str) -> Reach:
+def _shm(node: NodeDescription, address: str, security: Security) -> Reach:
     if node.shm is None:
         raise UnavailableError("not offered")
     if not same_host(node.shm):
@@ -50,16 +51,16 @@ def _shm(node: NodeDescription, address: str) -> Reach:
     return ShmReach(ArenaMapping.open(node.shm.path, node.node_id, node.incarnation))
 
 
-def _ucx(node: NodeDescription, address: str) -> Reach:
+def _ucx(node: NodeDescription, address: str, security: Security) -> Reach:
     if node.ucx is None:
         raise UnavailableError("not offered")
     return UcxReach(node.ucx)
 
 
-def _grpc(node: NodeDescription, address: str) -> Reach:
+def _grpc(node: NodeDescription, address: str, security: Security) -> Reach:
     if not node.grpc_data:
         raise UnavailableError("not offered")
-    return GrpcReach(address, NodeIdentity(node.node_id, node.incarnation), node.capacity_bytes)
+    return GrpcReach(address, NodeIdentity(node.node_id, node.incarnation), node.capacity_bytes, security)
 
 
-_OPENERS: dict[str, Callable[[NodeDescription, str], Reach]] = {"shm": _shm, "ucx": _ucx, "grpc": _grpc}
+_OPENERS: dict[str, Callable[[NodeDescription, str, Security], Reach]] = {"shm": _shm, "ucx": _ucx, "grpc": _grpc}

@@ -7,6 +7,7 @@ from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError
 from kvpool.transport import Run
 from kvpool.transport.reach import Bytes, check_deadline, check_runs
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_data import PoolData
 
@@ -16,8 +17,8 @@ class GrpcReach:
 
     name = "grpc"
 
-    def __init__(self, address: str, node: NodeIdentity, length: int) -> None:
-        self._data = PoolData(address, node)
+    def __init__(self, address: str, node: NodeIdentity, length: int, security: Security = PLAIN) -> None:
+        self._data = PoolData(address, node, security)
         self._length = length
         self._closed = False
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
 from kvpool.transport import Reach
 from kvpool.units import SECOND
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_client import PoolRpc
 
@@ -36,8 +37,9 @@ class NodeLink:
 class Links:
     """The open connections of one client. Lives on one event loop."""
 
-    def __init__(self, source: NodeSource, transport: str) -> None:
+    def __init__(self, source: NodeSource, transport: str, security: Security = PLAIN) -> None:
         self._source = source
+        self._security = security
         self._transport = check_transport(transport)
         self._open: dict[NodeRef, asyncio.Task[NodeLink]] = {}
         self._cool_until_ns: dict[NodeRef, int] = {}
@@ -131,10 +133,10 @@ class Links:
     async def _connect(self, ref: NodeRef) -> NodeLink:
         now_ns = time.monotonic_ns()
         skip = [name for (node_id, name), until in self._skip_until_ns.items() if node_id == ref.node_id and until > now_ns]
-        rpc = PoolRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation))
+        rpc = PoolRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation), self._security)
         try:
             description = await rpc.describe(2.0)
-            reach = await asyncio.to_thread(open_reach, description, ref.address, self._transport, skip=skip)
+            reach = await asyncio.to_thread(open_reach, description, ref.address, self._transport, skip=skip, security=self._security)
         except BaseException:
             await rpc.close()
             raise

@@ -31,6 +31,7 @@ from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableEr
 from kvpool.policy.placement import PlacedNode
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.units import MS
+from kvpool.wire.credentials import PLAIN, Security
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,10 @@ _TEND_S = 2.0
 class AsyncPoolClient:
     """A pool as seen from one event loop, for one `Namespace`. Made by `open`; also an async context manager."""
 
-    def __init__(self, namespace: Namespace, source: NodeSource, transport: str) -> None:
+    def __init__(self, namespace: Namespace, source: NodeSource, transport: str, security: Security = PLAIN) -> None:
         self.namespace = namespace
         self._framer = Framer(namespace)
-        self._links = Links(source, transport)
+        self._links = Links(source, transport, security)
         self._stages = Stages(self._framer.frame_bytes(namespace.geometry.block_tokens))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
         self._background: set[asyncio.Task[None]] = set()
@@ -58,12 +59,21 @@ class AsyncPoolClient:
         self._ending = asyncio.Event()
 
     @classmethod
-    async def open(cls, source: str, namespace: Namespace, *, transport: str = "auto", timeout_s: float = 5.0, eager: bool = False) -> Self:
+    async def open(
+        cls,
+        source: str,
+        namespace: Namespace,
+        *,
+        transport: str = "auto",
+        timeout_s: float = 5.0,
+        eager: bool = False,
+        security: Security = PLAIN,
+    ) -> Self:
         """Connect to `source`: a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`).
 
         Nodes are connected to when they are first needed; with `eager` ahead of need, as they appear, in the background.
         """
-        client = cls(namespace, await open_source(source, timeout_s), transport)
+        client = cls(namespace, await open_source(source, timeout_s, security), transport, security)
         client._spawn(client._tend(eager=eager))
         return client
 

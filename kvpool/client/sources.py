@@ -9,6 +9,7 @@ from typing import Protocol
 from kvpool.cluster import Membership, open_membership
 from kvpool.errors import ConfigError, RemoteError
 from kvpool.units import SECOND
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.pool_client import PoolRpc
 
 _REFRESH_NS = SECOND
@@ -68,7 +69,8 @@ class MembershipSource:
 class StaticSource:
     """Nodes at fixed addresses; asked for their identity at the start and after failures, at most once a second."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], security: Security = PLAIN) -> None:
+        self._security = security
         self._addresses = tuple(addresses)
         self._known: dict[str, NodeRef] = {}
         self._asked_ns = 0
@@ -88,7 +90,7 @@ class StaticSource:
         """Nothing is held."""
 
     async def _ask(self, address: str, timeout_s: float) -> None:
-        rpc = PoolRpc(address)
+        rpc = PoolRpc(address, security=self._security)
         try:
             node = await rpc.describe(timeout_s)
         except RemoteError:
@@ -99,7 +101,7 @@ class StaticSource:
             await rpc.close()
 
 
-async def open_source(source: str, timeout_s: float) -> NodeSource:
+async def open_source(source: str, timeout_s: float, security: Security = PLAIN) -> NodeSource:
     """`redis://…` or `memory://…` (a cluster), or `host:port[,host:port…]` (fixed nodes)."""
     if "://" in source:
         membership = await asyncio.to_thread(open_membership, source)
@@ -107,6 +109,6 @@ async def open_source(source: str, timeout_s: float) -> NodeSource:
     addresses = [part.strip() for part in source.split(",") if part.strip()]
     if not addresses or any(":" not in part for part in addresses):
         raise ConfigError(f"not a pool: {source!r}; give a cluster URL (redis://host:port/0) or host:port[,host:port]")
-    static = StaticSource(addresses)
+    static = StaticSource(addresses, security)
     await static.refresh(timeout_s)
     return static

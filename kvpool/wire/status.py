@@ -46,7 +46,7 @@ _HANDSHAKES = (
     ("No match found for server name", "the server's certificate is for another name; give --tls-name"),
     (
         "Socket closed",
-        "the connection was closed in its handshake; does the server speak TLS (give --tls-ca), or want a certificate it trusts (--tls-cert)?",
+        "closed in the handshake; does the server speak TLS (give --tls-ca), or want a certificate that it trusts (--tls-cert)?",
     ),
 )
 """What gRPC says when a connection can't be opened, and what to do about it."""
