@@ -253,6 +253,42 @@ class TierKit:
         assert read(tier, [1]) == [True]
         assert_balanced(tier)
 
+    def test_watcher_is_told_of_all_that_comes_and_goes(self, world: TierWorld) -> None:
+        """Whoever keeps a table of what a node holds must not have to ask: puts, room made, removals, damage and age are all told."""
+        tier = world.open(2 * world.smallest_bytes, 8)
+        told: dict[BlockKey, Entry] = {}
+
+        def watcher(key: BlockKey, entry: Entry | None) -> None:
+            if entry is None:
+                assert told.pop(key, None) is not None, "told to be gone although it was not there"
+            else:
+                assert entry.key == key
+                told[key] = entry
+
+        def agrees() -> bool:
+            return list(told.values()) == list({entry.key: entry for entry in tier.entries()}.values())
+
+        tier.watch(watcher)
+        for number in range(12):  # more than it takes
+            tier.put([record_of(number, parent=number + 1), record_of(number)], soon())
+        assert agrees()
+        assert len(told) == 8
+        kept = list(told)
+        tier.remove([kept[0], kept[0], key_of(99)])
+        world.corrupt(tier, kept[1])
+        assert tier.verify(kept[1]) is False
+        assert kept[0] not in told
+        assert kept[1] not in told
+        soon_over = record_of(50, expires_ms=int(time.time() * 1000) + 50)
+        assert tier.put([soon_over], soon()) == [True]
+        assert soon_over.key in told
+        time.sleep(0.06)
+        assert read(tier, [50]) == [False]
+        assert soon_over.key not in told
+        assert agrees()
+        tier.remove(list(told))
+        assert told == {}
+
     def test_verify_tells_sound_from_corrupt_and_drops_the_latter(self, world: TierWorld) -> None:
         """The scrub finds what no reader has met yet."""
         tier = world.open(world.smallest_bytes)

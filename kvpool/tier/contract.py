@@ -12,7 +12,7 @@ Counters that every tier has, in `TierBooks.counters`: `puts` records stored, `p
 over, `removed` records dropped by `remove`. A tier may have more.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -76,6 +76,11 @@ class TierBooks:
     counters: dict[str, int]
 
 
+TierWatcher = Callable[[BlockKey, Entry | None], None]
+"""Told of each record that is found from now on, and, with None, of each that is not any more. Called under locks of the tier, from any of
+its threads, in the order in which it happens: it must be quick, and not call the tier."""
+
+
 class Tier(Protocol):
     """A keyed store of frames. All deadlines are monotonic nanoseconds."""
 
@@ -116,6 +121,10 @@ class Tier(Protocol):
 
     def entries(self) -> Iterator[Entry]:
         """A snapshot of everything stored."""
+        ...
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """Tell `watcher`, the only one, of every change from now on. A record that is over is told of when the tier drops it."""
         ...
 
     def verify(self, key: BlockKey) -> bool | None:

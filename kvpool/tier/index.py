@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from kvpool.block import BlockKey
 from kvpool.errors import ConfigError
 from kvpool.policy.eviction import Arrival, EvictionPolicy
-from kvpool.tier.contract import NEVER_MS, Entry, Record, entry_of, is_expired
+from kvpool.tier.contract import NEVER_MS, Entry, Record, TierWatcher, entry_of, is_expired
 
 _HEAP_SLACK: Final = 64
 
@@ -83,6 +83,7 @@ class RecordIndex:
         self.space, self.policy, self.max_objects, self.catalog = space, policy, max_objects, catalog
         self._held: dict[BlockKey, Held] = {}
         self._expiries: list[tuple[int, BlockKey]] = []
+        self.watcher: TierWatcher | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -116,6 +117,8 @@ class RecordIndex:
         """The claimed record's bytes are there: it is found from now on."""
         entry = held.entry
         self._held[entry.key] = held
+        if self.watcher is not None:
+            self.watcher(entry.key, entry)
         self.policy.inserted(Arrival(entry.key, entry.parent, entry.depth, entry.length, entry.sequence), now_ns)
         if entry.expires_ms != NEVER_MS:
             heapq.heappush(self._expiries, (entry.expires_ms, entry.key))
@@ -129,6 +132,8 @@ class RecordIndex:
         if held is None or (only is not None and held is not only):
             return 0
         del self._held[key]
+        if self.watcher is not None:
+            self.watcher(key, None)
         self.policy.removed(key)
         self.give_back(held)
         return 1

@@ -23,7 +23,7 @@ from kvpool.block import BlockKey
 from kvpool.clock import Clock, MonotonicClock, seconds_left
 from kvpool.errors import ClosedError, ConfigError
 from kvpool.policy.eviction import EvictionPolicy
-from kvpool.tier.contract import COUNTERS, DEFAULT_MAX_OBJECTS, Entry, Record, TierBooks, TierState, check_record, is_expired
+from kvpool.tier.contract import COUNTERS, DEFAULT_MAX_OBJECTS, Entry, Record, TierBooks, TierState, TierWatcher, check_record, is_expired
 from kvpool.tier.index import Catalog, Held, RecordIndex, Space
 from kvpool.tier.pages import Bytes
 from kvpool.tier.region import Region
@@ -125,6 +125,12 @@ class MemoryTier:
         with self._lock:
             self._require_open()
             return self._index.entries()
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """See `Tier.watch`."""
+        with self._lock:
+            self._require_open()
+            self._index.watcher = watcher
 
     def verify(self, key: BlockKey) -> bool | None:
         """See `Tier.verify`. None also when the region can't be read now."""

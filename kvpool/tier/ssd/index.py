@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from kvpool.block import KEY_BYTES, BlockKey
 from kvpool.policy.eviction import NEVER_NS
-from kvpool.tier.contract import Entry
+from kvpool.tier.contract import Entry, TierWatcher
 from kvpool.tier.ssd.disk import PAGE
 from kvpool.tier.ssd.format import Place, data_align, item_bytes, up
 from kvpool.units import MS
@@ -65,12 +65,18 @@ class LogIndex:
         self._changed = threading.Condition()
         self._packed: dict[BlockKey, bytes] = {}
         self._hit: set[BlockKey] = set()
+        self._watcher: TierWatcher = _nobody
 
     def __len__(self) -> int:
         return len(self._packed)
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._packed
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """Tell `watcher` what is found from now on, and what is not any more."""
+        with self._changed:
+            self._watcher = watcher
 
     def add_segment(self, segment: Segment) -> None:
         """It has the largest serial so far."""
@@ -84,7 +90,9 @@ class LogIndex:
             dropped = []
             while len(self._packed) >= self.max_objects:
                 dropped.append(self._drop_oldest())
+                self._watcher(dropped[-1].entry.key, None)
             self._add(held)
+            self._watcher(held.entry.key, held.entry)
             return dropped
 
     def move(self, old: Held, new: Held) -> bool:
@@ -136,6 +144,7 @@ class LogIndex:
             if held is None or (only is not None and held.place != only):
                 return None
             self._drop(key)
+            self._watcher(key, None)
             return held
 
     def live(self, segment: Segment) -> Iterator[tuple[Held, bool]]:
@@ -153,6 +162,7 @@ class LogIndex:
             keys = self._listed(segment)
             for key in keys:
                 self._drop(key)
+                self._watcher(key, None)
             if not self._changed.wait_for(lambda: segment.readers == 0, timeout):
                 return None
             del self.segments[segment.serial]
@@ -212,6 +222,10 @@ class LogIndex:
     def _unpack(self, key: BlockKey) -> Held | None:
         packed = self._packed.get(key)
         return None if packed is None else _unpack(key, packed)
+
+
+def _nobody(key: BlockKey, entry: Entry | None) -> None:
+    """Nobody watches."""
 
 
 def last_ns(expires_ms: int, now_ms: int, now_ns: int, ttl_ms: int = MAX_TTL_MS) -> int:

@@ -19,7 +19,7 @@ from kvpool.block import BlockKey
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import ClosedError, ConfigError
 from kvpool.policy.eviction import NEVER_NS
-from kvpool.tier.contract import COUNTERS, DEFAULT_MAX_OBJECTS, Entry, Record, TierBooks, check_record, is_expired
+from kvpool.tier.contract import COUNTERS, DEFAULT_MAX_OBJECTS, Entry, Record, TierBooks, TierWatcher, check_record, is_expired
 from kvpool.tier.memory import unix_ms
 from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd.disk import PAGE, Disk
@@ -195,6 +195,11 @@ class SsdTier:
         """See `Tier.entries`."""
         self._require_open()
         return self._index.entries()
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """See `Tier.watch`. A record copied elsewhere in the log is no change."""
+        self._require_open()
+        self._index.watch(watcher)
 
     def verify(self, key: BlockKey) -> bool | None:
         """See `Tier.verify`. None also when it can't be read now."""
