@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable, Iterable
 
 from kvpool.clock import Clock, MonotonicClock
-from kvpool.cluster.member import ROLES, Member
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import ROLES, Identity, Leased, Member
 from kvpool.cluster.membership import ViewCallback, ViewPredicate
-from kvpool.cluster.view import Leased, View
+from kvpool.cluster.view import View
 from kvpool.errors import ClosedError, ConfigError, DeadlineError
 from kvpool.units import SECOND
 
@@ -26,11 +27,27 @@ class Board:
         self._next_callback = 0
         self._closed = False
 
-    def observe(self, reading: Iterable[Leased], *, birth: str | None) -> None:
+    @property
+    def config(self) -> ClusterConfig:
+        """The config last known."""
+        return self._view.config
+
+    @property
+    def quarantined(self) -> frozenset[Identity]:
+        """Members that most others can't reach."""
+        return self._view.quarantined
+
+    def learn(self, config: ClusterConfig) -> None:
+        """This process has changed the config; subscribers hear of it with the next reading."""
+        with self._changed:
+            self._view.learn(config)
+            self._changed.notify_all()
+
+    def observe(self, reading: Iterable[Leased], *, birth: str | None, config: ClusterConfig | None) -> None:
         """Post one complete reading of the store and tell subscribers and waiters if anything changed."""
         with self._delivery:
             with self._changed:
-                if not self._view.observe(reading, birth=birth, now_ns=self._clock.now_ns()):
+                if not self._view.observe(reading, birth=birth, config=config, now_ns=self._clock.now_ns()):
                     return
                 members = self._view.members
                 self._changed.notify_all()

@@ -3,21 +3,24 @@
 A member's identity is (role, id, incarnation): the id is a UUID that a restarted process may keep, the incarnation grows
 with every join under that id. The address says where to reach it now and is never an identity.
 
-A record is JSON with a version field. Whatever a store returns is checked like any other input: a record that breaks a
+A record is JSON with a version field; beside the member it has the lease, and whom this member reports as out of its reach
+(`kvpool/cluster/quarantine.py`). Whatever a store returns is checked like any other input: a record that breaks a
 rule here is an error for its reader to count and skip, never a half-filled member.
 """
 
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvpool.errors import ConfigError, ProtocolError
 
 ROLES = ("node", "prefill", "decode", "router")
 MAX_INFO_BYTES = 8192
 """Limit on the sum of the UTF-8 lengths of all keys and values of `Member.info`."""
-MAX_RECORD_BYTES = 6 * MAX_INFO_BYTES + 2048
+MAX_REPORTS = 64
+"""Of how many others a member may report that it can't reach them."""
+MAX_RECORD_BYTES = 6 * MAX_INFO_BYTES + 100 * MAX_REPORTS + 2048
 """JSON spells a control character with six."""
 MAX_ADDRESS_BYTES = 255
 MAX_INCARNATION = 2**53
@@ -25,6 +28,9 @@ MAX_INCARNATION = 2**53
 MIN_LEASE_MS = 50
 MAX_LEASE_MS = 600_000
 RECORD_VERSION = 1
+
+Identity = tuple[str, str, int]
+"""Role, id and incarnation: one life of one process."""
 
 _ID = re.compile(r"^[0-9a-f]{32}$")
 _ADDRESS = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})$")
@@ -58,15 +64,32 @@ class Member:
         if size > MAX_INFO_BYTES:
             raise ConfigError(f"a member's info holds at most {MAX_INFO_BYTES} bytes, got {size}; publish a reference instead")
 
+    @property
+    def identity(self) -> Identity:
+        """Role, id and incarnation."""
+        return self.role, self.id, self.incarnation
 
-def encode_record(member: Member, *, lease_ms: int) -> str:
-    """The JSON text under which a store keeps `member`, whose lease lasts `lease_ms`."""
-    fields = {"v": RECORD_VERSION, "lease_ms": lease_ms, "role": member.role, "id": member.id, "incarnation": member.incarnation}
-    return json.dumps({**fields, "address": member.address, "info": member.info}, separators=(",", ":"), sort_keys=True)
+
+class Leased(NamedTuple):
+    """A member, how long its lease lasts in milliseconds, and whom it reports as out of its reach."""
+
+    member: Member
+    lease_ms: int
+    reports: frozenset[Identity] = frozenset()
 
 
-def decode_record(record: bytes | str) -> tuple[Member, int]:
-    """The member in `record` and its lease in milliseconds. Raises `ProtocolError` for anything but a well-formed record."""
+def encode_record(leased: Leased) -> str:
+    """The JSON text under which a store keeps a member."""
+    member = leased.member
+    fields: dict[str, Any] = {"v": RECORD_VERSION, "lease_ms": leased.lease_ms, "address": member.address, "info": member.info}
+    fields |= {"role": member.role, "id": member.id, "incarnation": member.incarnation}
+    if leased.reports:
+        fields["reports"] = sorted(leased.reports)
+    return json.dumps(fields, separators=(",", ":"), sort_keys=True)
+
+
+def decode_record(record: bytes | str) -> Leased:
+    """What `record` says. Raises `ProtocolError` for anything but a well-formed record."""
     if len(record) > MAX_RECORD_BYTES:
         raise ProtocolError(f"a membership record of {len(record)} bytes is over the limit of {MAX_RECORD_BYTES}")
     try:
@@ -88,4 +111,13 @@ def decode_record(record: bytes | str) -> tuple[Member, int]:
         member = Member(role=fields["role"], id=fields["id"], incarnation=fields["incarnation"], address=fields["address"], info=info)
     except (ConfigError, UnicodeEncodeError) as error:
         raise ProtocolError(f"a membership record breaks a rule: {error}") from error
-    return member, int(fields["lease_ms"])
+    return Leased(member, int(fields["lease_ms"]), _decode_reports(fields.get("reports", [])))
+
+
+def _decode_reports(found: Any) -> frozenset[Identity]:
+    if not isinstance(found, list) or len(found) > MAX_REPORTS:
+        raise ProtocolError(f"the reports of a membership record must be a list of at most {MAX_REPORTS}")
+    for each in found:
+        if not isinstance(each, list) or len(each) != 3 or not all(isinstance(text, str) for text in each[:2]) or type(each[2]) is not int:
+            raise ProtocolError("a report in a membership record must be a role, an id and an incarnation")
+    return frozenset((role, id, incarnation) for role, id, incarnation in found)

@@ -4,7 +4,8 @@ A process joins under a role and an id and gets an incarnation; a heartbeat rene
 gone at once, one that crashes is gone when its lease runs out. Everybody holds a *view*: the members last known, read
 without waiting. While the store can't be reached the view stays as it was (`connected` is False): nobody is evicted
 because a store is down. When it is back, even emptied, heartbeats publish every member again, and a member counts as
-gone only after it had a whole lease to do so.
+gone only after it had a whole lease to do so. The same goes for the cluster's config and for who is in quarantine: read
+without waiting, kept while the store is away, published again when it is back.
 
 URLs::
 
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kvpool.cluster.member import MAX_LEASE_MS, MIN_LEASE_MS, Member
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import MAX_LEASE_MS, MIN_LEASE_MS, Identity, Member
 from kvpool.errors import ConfigError
 
 DEFAULT_LEASE_MS = 3000
@@ -30,6 +32,7 @@ _SERVER_OPTIONS = {"redis": {"db"}, "unix": {"db"}, "rediss": {"db", "ssl_ca_cer
 
 ViewPredicate = Callable[[tuple[Member, ...]], bool]
 ViewCallback = Callable[[tuple[Member, ...]], None]
+ConfigChange = Callable[[ClusterConfig], ClusterConfig]
 
 _NAME = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
 
@@ -45,6 +48,14 @@ class Registration(Protocol):
     @property
     def superseded(self) -> bool:
         """True once another process has joined under the same role and id: this one is no member any more."""
+        ...
+
+    def update(self, info: dict[str, str]) -> None:
+        """Say something else about itself from now on, under the same incarnation; `info` replaces the former one.
+
+        Doesn't wait: it is published at once, or as soon as the store can be reached, and with every heartbeat after that.
+        Raises `ConfigError` when `info` is too large.
+        """
         ...
 
     def close(self) -> None:
@@ -84,8 +95,34 @@ class Membership(Protocol):
         """Block until `predicate(members())` holds and return that view; `DeadlineError` past the monotonic `deadline_ns`."""
         ...
 
+    @property
+    def config(self) -> ClusterConfig:
+        """The cluster's config last known, the defaults before the first change. Never blocks."""
+        ...
+
+    def configure(self, change: ConfigChange) -> ClusterConfig:
+        """Replace the config by `change` of the newest one, as its next version, and return what holds now.
+
+        `change` is called again when somebody else was faster, and may raise. A result equal to what was given changes nothing.
+        Raises `UnavailableError` when the store can't be reached, or when others were faster again and again.
+        """
+        ...
+
+    def quarantined(self) -> frozenset[Identity]:
+        """Role, id and incarnation of members that more than half of the others that may report do report. Never blocks."""
+        ...
+
+    def report(self, role: str, id: str, incarnation: int, healthy: bool) -> bool:
+        """Say that this process can't reach that member on the data path, or can again. Doesn't wait.
+
+        A report lasts two leases; repeat it while it is true. It is made in the name of every node and worker that joined here;
+        False when there is none, or when it already reports 64 others: then nothing was reported.
+        """
+        ...
+
     def subscribe(self, callback: ViewCallback) -> Callable[[], None]:
-        """Call `callback` with the view now, on this thread, and after every change, in order, on a thread of the membership.
+        """Call `callback` with the view now, on this thread, and after every change of the members, the quarantine or
+        the config, in order, on a thread of the membership.
 
         Returns a function that ends the subscription. The callback must not block.
         """

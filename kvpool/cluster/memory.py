@@ -9,13 +9,15 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from kvpool.clock import MonotonicClock
 from kvpool.cluster.board import Board
-from kvpool.cluster.member import MAX_INCARNATION, Member, decode_record
-from kvpool.cluster.membership import ClusterUrl, ViewCallback, ViewPredicate
-from kvpool.cluster.view import Leased
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import MAX_INCARNATION, Identity, Leased, Member, decode_record
+from kvpool.cluster.membership import ClusterUrl, ConfigChange, ViewCallback, ViewPredicate
+from kvpool.cluster.quarantine import REPORTING_ROLES, Reports
 from kvpool.errors import ClosedError, ProtocolError, UnavailableError
 from kvpool.units import MS, SECOND
 
@@ -40,6 +42,7 @@ class MemoryStore:
         self.raw: dict[str, str] = {}
         """Records as text, as a stranger might write them; only tests do."""
         self.live: dict[tuple[str, str], MemoryRegistration] = {}
+        self.config: ClusterConfig | None = None
 
     @classmethod
     def named(cls, name: str) -> "MemoryStore":
@@ -69,12 +72,19 @@ class MemoryStore:
             if emptied:
                 self.birth = uuid.uuid4().hex
                 self.raw.clear()
+                self.config = None
                 self.live = {key: entry for key, entry in self.live.items() if entry.expires_ns is None}
         self._set(reachable=True)
 
     def _set(self, *, reachable: bool) -> None:
         with self.changed:
             self.reachable = reachable
+            self.touch()
+
+    def put_back(self, config: ClusterConfig) -> None:
+        """Remember `config` unless a version as high is known; the caller holds `changed`."""
+        if self.config is None or self.config.version < config.version:
+            self.config = config
             self.touch()
 
     def touch(self) -> None:
@@ -94,6 +104,7 @@ class MemoryRegistration:
     def __init__(self, store: MemoryStore, member: Member, lease_ms: int) -> None:
         self._store = store
         self._member = member
+        self._reports = Reports(lease_ms)
         self._stopped = False
         self.lease_ms = lease_ms
         self.expires_ns: int | None = None
@@ -103,6 +114,31 @@ class MemoryRegistration:
     def member(self) -> Member:
         """What the others see."""
         return self._member
+
+    @property
+    def live(self) -> bool:
+        """False once it was ended or superseded."""
+        return not self._stopped and not self.superseded
+
+    def leased(self, now_ns: int) -> Leased:
+        """What stands in the store; the caller holds its lock."""
+        return Leased(self._member, self.lease_ms, self._reports.current(now_ns))
+
+    def update(self, info: dict[str, str]) -> None:
+        """See `Registration.update`."""
+        with self._store.changed:
+            self._member = replace(self._member, info=dict(info))
+            self._store.touch()
+
+    def report(self, subject: Identity, *, healthy: bool) -> bool:
+        """See `Membership.report`."""
+        with self._store.changed:
+            if healthy:
+                self._reports.remove(subject)
+            elif not self._reports.add(subject, MonotonicClock().now_ns()):
+                return False
+            self._store.touch()
+            return True
 
     def close(self) -> None:
         """Leave at once."""
@@ -174,6 +210,34 @@ class MemoryMembership:
         """See `Membership.wait`."""
         return self._board.wait(predicate, deadline_ns)
 
+    @property
+    def config(self) -> ClusterConfig:
+        """See `Membership.config`."""
+        return self._board.config
+
+    def configure(self, change: ConfigChange) -> ClusterConfig:
+        """See `Membership.configure`."""
+        with self._store.changed:
+            if not self._store.reachable:
+                raise UnavailableError(f"the membership store memory://{self._url.name} can't be reached")
+            base = max(self._store.config or ClusterConfig(), self.config, key=lambda config: config.version)
+            changed = change(base)
+            if changed == base:
+                return base
+            self._store.config = replace(changed, version=base.version + 1)
+            self._board.learn(self._store.config)
+            self._store.touch()
+            return self._store.config
+
+    def quarantined(self) -> frozenset[Identity]:
+        """See `Membership.quarantined`."""
+        return self._board.quarantined
+
+    def report(self, role: str, id: str, incarnation: int, healthy: bool) -> bool:
+        """See `Membership.report`."""
+        reporters = [each for each in self._registrations if each.live and each.member.role in REPORTING_ROLES]
+        return sum(each.report((role, id, incarnation), healthy=healthy) for each in reporters) > 0
+
     def subscribe(self, callback: ViewCallback) -> Callable[[], None]:
         """See `Membership.subscribe`."""
         return self._board.subscribe(callback)
@@ -217,7 +281,10 @@ class MemoryMembership:
         with self._store.changed:
             self._store.expire(self._clock.now_ns())
             reachable, birth, raw = self._store.reachable, self._store.birth, dict(self._store.raw)
-            reading: list[Leased] = [(entry.member, entry.lease_ms) for entry in self._store.live.values()]
+            reading = [entry.leased(self._clock.now_ns()) for entry in self._store.live.values()]
+            if reachable and self.config.version > 0 and any(each.live for each in self._registrations):
+                self._store.put_back(self.config)
+            config = self._store.config
         self.connected = reachable
         if not reachable:
             self._board.lost()
@@ -230,4 +297,4 @@ class MemoryMembership:
                     self._seen_malformed.add(key)
                     self._malformed += 1
                     log.warning("ignored the malformed membership record %s: %s", key, error)
-        self._board.observe(reading, birth=birth)
+        self._board.observe(reading, birth=birth, config=config)

@@ -3,7 +3,7 @@
 Two kinds of threads, none of them shared with anything else, so that neither a busy event loop nor a slow reader delays a
 heartbeat: one heartbeat thread with its own connection per registration, one watcher thread with its own connection per
 membership. Every call on a connection has a timeout shorter than a lease; a call that fails is reported once when the
-connection is lost and tried again at the next beat, on a fresh connection.
+connection is lost and tried again at the next beat, on a fresh connection (`redis_link.py`, `redis_registration.py`).
 """
 
 import logging
@@ -11,114 +11,24 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self, cast
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from kvpool.cluster.board import Board
-from kvpool.cluster.member import MAX_INCARNATION, ROLES, Member, decode_record, encode_record
-from kvpool.cluster.membership import ClusterUrl, ViewCallback, ViewPredicate
-from kvpool.cluster.redis_keys import COUNTER_TTL_MS, HEARTBEAT, LEAVE, MAX_MEMBERS_PER_ROLE, Keys
-from kvpool.cluster.view import Leased
-from kvpool.errors import ClosedError, ConfigError, ProtocolError, UnavailableError
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import MAX_INCARNATION, ROLES, Identity, Leased, Member, decode_record
+from kvpool.cluster.membership import ClusterUrl, ConfigChange, ViewCallback, ViewPredicate
+from kvpool.cluster.quarantine import REPORTING_ROLES
+from kvpool.cluster.redis_keys import CONFIGURE, COUNTER_TTL_MS, MAX_MEMBERS_PER_ROLE, Keys
+from kvpool.cluster.redis_link import STORE_ERRORS, Link
+from kvpool.cluster.redis_registration import RedisRegistration
+from kvpool.errors import ClosedError, ProtocolError, UnavailableError
 
 log = logging.getLogger(__name__)
 
-_STORE_ERRORS = (redis.RedisError, OSError)
-
-
-def connect(url: ClusterUrl) -> redis.Redis:
-    """A client with one connection, timeouts below the lease, and one immediate retry. Raises `ConfigError` for a bad URL."""
-    timeout_s = min(1.0, url.lease_ms / 1000 / 3)
-    try:
-        return redis.Redis.from_url(
-            url.server,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1),  # a server that was restarted between two calls costs nothing
-            max_connections=2,
-        )
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"bad cluster URL {url.server!r}: {error}") from error
-
-
-class RedisRegistration:
-    """See `Registration`. Owns its heartbeat thread and that thread's connection."""
-
-    def __init__(self, url: ClusterUrl, member: Member, client: redis.Redis) -> None:
-        self._url = url
-        self._member = member
-        self._client = client
-        self._keys = Keys(url.name)
-        self._record = encode_record(member, lease_ms=url.lease_ms)
-        self._heartbeat = client.register_script(HEARTBEAT)
-        self._stop = threading.Event()
-        self._leave = False
-        self._reachable = True
-        self.superseded = False
-        self.beat()
-        self._thread = threading.Thread(target=self._run, name=f"kvpool-heartbeat-{member.role}", daemon=True)
-        self._thread.start()
-
-    @property
-    def member(self) -> Member:
-        """What the others see."""
-        return self._member
-
-    def beat(self) -> None:
-        """Renew the lease once. Raises redis-py's errors."""
-        member, keys = self._member, self._keys
-        names = [keys.role(member.role), keys.record(member.role, member.id), keys.counter(member.role, member.id), keys.birth]
-        arguments: list[str | int] = [member.id, member.incarnation, self._record, self._url.lease_ms, COUNTER_TTL_MS, uuid.uuid4().hex]
-        if not self._heartbeat(keys=names, args=arguments):
-            self.superseded = True
-            log.warning("%s %s was superseded: another process joined under the same id", member.role, member.id)
-
-    def close(self) -> None:
-        """Leave; when the server can't be reached the lease runs out instead."""
-        self._end(leave=True)
-
-    def abandon(self) -> None:
-        """Let the lease run out."""
-        self._end(leave=False)
-
-    def _end(self, *, leave: bool) -> None:
-        if self._stop.is_set():
-            return
-        self._leave = leave
-        self._stop.set()
-        self._thread.join(timeout=10)
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(self._url.beat_s) and not self.superseded:
-                try:
-                    self.beat()
-                except _STORE_ERRORS as error:
-                    self._note(reachable=False, reason=str(error))
-                else:
-                    self._note(reachable=True)
-            if self._leave and not self.superseded:
-                self._say_goodbye()
-        finally:
-            self._client.close()
-
-    def _say_goodbye(self) -> None:
-        member, keys = self._member, self._keys
-        names = [keys.role(member.role), keys.record(member.role, member.id), keys.counter(member.role, member.id)]
-        try:
-            self._client.register_script(LEAVE)(keys=names, args=[member.id, member.incarnation])
-        except _STORE_ERRORS as error:
-            log.warning("%s %s could not say goodbye, its lease will run out: %s", member.role, member.id, error)
-
-    def _note(self, *, reachable: bool, reason: str = "") -> None:
-        if reachable and not self._reachable:
-            log.info("%s %s is published again", self._member.role, self._member.id)
-        elif not reachable and self._reachable:
-            log.warning("%s %s could not renew its lease: %s", self._member.role, self._member.id, reason)
-        self._reachable = reachable
+CONFIGURE_TRIES = 16
 
 
 class RedisMembership:
@@ -128,12 +38,13 @@ class RedisMembership:
         self._url = url
         self._keys = Keys(url.name)
         self._board = Board()
-        self._client = connect(url)
+        self._link = Link(url)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._registrations: list[RedisRegistration] = []
         self._malformed = 0
         self._malformed_now: dict[str, bytes] = {}
+        self._malformed_config = b""
         self.connected = True  # until the first look says otherwise, so that a loss is logged
         self._look()
         self._watcher = threading.Thread(target=self._watch, name=f"kvpool-watch-{url.name}", daemon=True)
@@ -151,18 +62,21 @@ class RedisMembership:
         Member(role=role, id=id, incarnation=MAX_INCARNATION - 1, address=address, info=info)  # refuse before touching the store
         if self._stop.is_set():
             raise ClosedError("this membership is closed")
-        client = connect(self._url)
-        try:
-            counter = self._keys.counter(role, id)
+        link = Link(self._url)
+        counter = self._keys.counter(role, id)
+
+        def next_incarnation(client: redis.Redis) -> int:
             pipe = client.pipeline(transaction=True)
             pipe.set(counter, time.time_ns() // 1_000_000, nx=True)
             pipe.incr(counter)
             pipe.pexpire(counter, COUNTER_TTL_MS)
-            incarnation = int(pipe.execute()[1])
-            member = Member(role=role, id=id, incarnation=incarnation, address=address, info=info)
-            registration = RedisRegistration(self._url, member, client)
-        except _STORE_ERRORS as error:
-            client.close()
+            return int(pipe.execute()[1])
+
+        try:
+            member = Member(role=role, id=id, incarnation=link.call(next_incarnation), address=address, info=info)
+            registration = RedisRegistration(self._url, member, link, lambda: self.config)
+        except STORE_ERRORS as error:
+            link.close()
             raise UnavailableError(f"can't join the cluster: the membership store {self._where()} says: {error}") from error
         with self._lock:
             self._registrations.append(registration)
@@ -175,6 +89,41 @@ class RedisMembership:
     def wait(self, predicate: ViewPredicate, deadline_ns: int) -> tuple[Member, ...]:
         """See `Membership.wait`."""
         return self._board.wait(predicate, deadline_ns)
+
+    @property
+    def config(self) -> ClusterConfig:
+        """See `Membership.config`."""
+        return self._board.config
+
+    def configure(self, change: ConfigChange) -> ClusterConfig:
+        """See `Membership.configure`."""
+        link = Link(self._url)
+        try:
+            for _ in range(CONFIGURE_TRIES):
+                stored = self._decode_config(link.call(lambda client: cast("bytes | None", client.get(self._keys.config))))
+                base = max(stored or ClusterConfig(), self.config, key=lambda config: config.version)
+                changed = change(base)
+                if changed == base:
+                    return base
+                changed = replace(changed, version=base.version + 1)
+                if link.call(lambda client: client.eval(CONFIGURE, 1, self._keys.config, base.version, changed.encode())):  # noqa: B023
+                    self._board.learn(changed)
+                    return changed
+        except STORE_ERRORS as error:
+            raise UnavailableError(f"can't change the config: the membership store {self._where()} says: {error}") from error
+        finally:
+            link.close()
+        raise UnavailableError(f"can't change the config: others changed it {CONFIGURE_TRIES} times meanwhile")
+
+    def quarantined(self) -> frozenset[Identity]:
+        """See `Membership.quarantined`."""
+        return self._board.quarantined
+
+    def report(self, role: str, id: str, incarnation: int, healthy: bool) -> bool:
+        """See `Membership.report`."""
+        with self._lock:
+            reporters = [each for each in self._registrations if each.live and each.member.role in REPORTING_ROLES]
+        return sum(each.report((role, id, incarnation), healthy=healthy) for each in reporters) > 0
 
     def subscribe(self, callback: ViewCallback) -> Callable[[], None]:
         """See `Membership.subscribe`."""
@@ -208,28 +157,49 @@ class RedisMembership:
             while not self._stop.wait(self._url.poll_s):
                 self._look()
         finally:
-            self._client.close()
+            self._link.close()
 
     def _look(self) -> None:
-        """One reading of the store: the birth token and the ids of all roles, then all records at once."""
+        """One reading of the store; after a failure, or over a new connection, it is in doubt."""
+        generation = self._link.generation
         try:
-            pipe = self._client.pipeline(transaction=False)
-            pipe.get(self._keys.birth)
-            for role in ROLES:
-                pipe.zrange(self._keys.role(role), 0, MAX_MEMBERS_PER_ROLE - 1, desc=True)
-            birth, *id_lists = pipe.execute()
-            names = [self._keys.record(role, id.decode(errors="replace")) for role, ids in zip(ROLES, id_lists, strict=True) for id in ids]
-            records = cast("list[bytes | None]", self._client.mget(names)) if names else []
-        except _STORE_ERRORS as error:
+            (birth, config), records = self._link.call(self._read)
+        except STORE_ERRORS as error:
             if self.connected:
                 log.warning("the membership store %s can't be reached, the last view stays: %s", self._where(), error)
             self.connected = False
             self._board.lost()
             return
+        if self._link.generation != generation:
+            self._board.lost()
         if not self.connected:
             log.info("the membership store %s is back", self._where())
         self.connected = True
-        self._board.observe(self._decode(dict(zip(names, records, strict=True))), birth=birth.decode() if birth else None)
+        self._board.observe(self._decode(records), birth=birth.decode() if birth else None, config=self._decode_config(config))
+
+    def _read(self, client: redis.Redis) -> "tuple[list[bytes | None], dict[str, bytes | None]]":
+        """Two round trips: birth token, config and the ids of all roles, then all records at once."""
+        pipe = client.pipeline(transaction=False)
+        pipe.mget([self._keys.birth, self._keys.config])
+        for role in ROLES:
+            pipe.zrange(self._keys.role(role), 0, MAX_MEMBERS_PER_ROLE - 1, desc=True)
+        shared, *id_lists = pipe.execute()
+        names = [self._keys.record(role, id.decode(errors="replace")) for role, ids in zip(ROLES, id_lists, strict=True) for id in ids]
+        records = cast("list[bytes | None]", client.mget(names)) if names else []
+        return shared, dict(zip(names, records, strict=True))
+
+    def _decode_config(self, text: bytes | None) -> ClusterConfig | None:
+        """The config, None when there is none or it is damaged: then the last known one stays, and heartbeats put it back."""
+        if text is None:
+            return None
+        try:
+            return ClusterConfig.decode(text)
+        except ProtocolError as error:
+            if text != self._malformed_config:
+                self._malformed_config = text
+                self._malformed += 1
+                log.warning("ignored the malformed config %s: %s", self._keys.config, error)
+            return None
 
     def _decode(self, records: dict[str, bytes | None]) -> list[Leased]:
         reading: list[Leased] = []
@@ -238,15 +208,15 @@ class RedisMembership:
             if record is None:
                 continue
             try:
-                member, lease_ms = decode_record(record)
-                if name != self._keys.record(member.role, member.id):
-                    raise ProtocolError(f"it describes {member.role} {member.id}")
+                leased = decode_record(record)
+                if name != self._keys.record(leased.member.role, leased.member.id):
+                    raise ProtocolError(f"it describes {leased.member.role} {leased.member.id}")
             except ProtocolError as error:
                 malformed[name] = record
                 if self._malformed_now.get(name) != record:
                     self._malformed += 1
                     log.warning("ignored the malformed membership record %s: %s", name, error)
             else:
-                reading.append((member, lease_ms))
+                reading.append(leased)
         self._malformed_now = malformed
         return reading

@@ -7,11 +7,14 @@ deadlines instead of sleeping, so the same tests hold for the in-memory twin and
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import pytest
 
-from kvpool.cluster import Member, Membership
+from kvpool.cluster import ClusterConfig, Member, Membership, Registration
 from kvpool.cluster.member import MAX_INFO_BYTES
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND
@@ -226,3 +229,119 @@ class MembershipKit:
             here.join(role="node", address=ADDRESS)
         with pytest.raises(ClosedError):
             here.wait(lambda view: len(view) == 99, time.monotonic_ns() + SECOND)
+
+    def test_update_seen_by_all_under_the_same_incarnation(self, world: MembershipWorld) -> None:
+        """What a member says about itself may change while it lives; subscribers hear of it."""
+        here, there = world.open(), world.open()
+        registration = here.join(role="node", address=ADDRESS, info={"state": "joining", "zone": "a"})
+        first = registration.member
+        until(there, lambda view: view == (first,))
+        views: list[tuple[Member, ...]] = []
+        there.subscribe(views.append)
+        registration.update({"state": "active"})
+        assert registration.member == replace(first, info={"state": "active"})
+        eventually(lambda: views[-1] == (registration.member,), "the change is announced")
+        with pytest.raises(ConfigError, match="info"):
+            registration.update({"k": "v" * MAX_INFO_BYTES})
+        assert registration.member.info == {"state": "active"}
+
+    def test_config_is_the_default_until_somebody_changes_it(self, world: MembershipWorld) -> None:
+        """Everybody sees each change, the one who made it at once, and nobody needs to be a member for it."""
+        here, there = world.open(), world.open()
+        assert here.config == there.config == ClusterConfig()
+        seen: list[ClusterConfig] = []
+        there.subscribe(lambda view: seen.append(there.config))
+        changed = here.configure(lambda config: config.with_setting("copies", "2"))
+        assert changed == here.config == ClusterConfig(version=1, copies=2)
+        eventually(lambda: seen[-1] == changed, "the change is announced")
+        assert there.configure(lambda config: replace(config, near_copies=False)) == replace(changed, version=2, near_copies=False)
+        eventually(lambda: here.config.version == 2, "the second change comes back")
+        assert world.open().config == there.config
+
+    def test_config_change_without_effect_or_with_an_error_changes_nothing(self, world: MembershipWorld) -> None:
+        """A version stands for a change, and a change that fails halfway isn't one."""
+        here = world.open()
+        first = here.configure(lambda config: replace(config, copies=3))
+        assert here.configure(lambda config: replace(config, copies=3)) == first
+        with pytest.raises(ConfigError, match="copies"):
+            here.configure(lambda config: replace(config, copies=0))
+        assert here.config == world.open().config == first
+
+    def test_config_changes_at_the_same_time_all_count(self, world: MembershipWorld) -> None:
+        """Compare and set: of many writers none overwrites another."""
+        writers = [world.open() for _ in range(4)]
+
+        def write(number: int) -> None:
+            for name in (f"namespace_copies.{number:016x}{turn:016x}" for turn in range(3)):
+                writers[number].configure(partial(ClusterConfig.with_setting, name=name, text="2"))
+
+        with ThreadPoolExecutor(len(writers)) as pool:
+            list(pool.map(write, range(len(writers))))
+        config = world.open().config
+        assert (config.version, len(config.namespace_copies)) == (12, 12)
+
+    def test_quarantine_takes_more_than_half_and_ends_with_the_reports(self, world: MembershipWorld) -> None:
+        """One reporter among three others is a broken reporter; two are a broken member; when one takes it back all is well."""
+        cluster, there = Reporters(world, 4), world.open()
+        until(there, lambda view: len(view) == 4)
+        assert cluster.report(1, healthy=False)
+        eventually(lambda: there.connected and not there.quarantined(), "one vote of three counts for nothing")
+        marker = cluster.memberships[3].join(role="router", address=ADDRESS)  # a change after the report
+        until(there, lambda view: marker.member in view)
+        assert there.quarantined() == frozenset()
+        heard: list[int] = []
+        there.subscribe(lambda view: heard.append(len(there.quarantined())))
+        assert cluster.report(2, healthy=False)
+        eventually(lambda: there.quarantined() == {cluster.subject.identity}, "two votes of three cut it off")
+        eventually(lambda: heard[-1] == 1, "subscribers hear of it")
+        assert cluster.subject in there.members()
+        assert cluster.report(1, healthy=True)
+        eventually(lambda: not there.quarantined(), "it is admitted again")
+
+    def test_quarantine_ends_when_a_report_is_not_repeated_or_its_reporter_leaves(self, world: MembershipWorld) -> None:
+        """Nobody stays cut off by a word that nobody stands by."""
+        cluster, there = Reporters(world, 2), world.open()
+        assert cluster.report(1, healthy=False)
+        eventually(lambda: len(there.quarantined()) == 1, "a single reporter decides alone")
+        eventually(lambda: not there.quarantined(), "the report has run out")
+        assert cluster.report(1, healthy=False)
+        eventually(lambda: len(there.quarantined()) == 1, "it is made again")
+        cluster.memberships[1].close()
+        eventually(lambda: not there.quarantined(), "it went with its reporter")
+
+    def test_report_needs_a_node_or_worker_and_is_never_of_itself(self, world: MembershipWorld) -> None:
+        """Routers and onlookers have no vote, and nobody has one about itself."""
+        cluster, onlooker = Reporters(world, 2), world.open()
+        assert not onlooker.report(*cluster.subject.identity, healthy=False)
+        onlooker.join(role="router", address=ADDRESS)
+        assert not onlooker.report(*cluster.subject.identity, healthy=False)
+        assert cluster.report(0, healthy=False)
+        onlooker.join(role="prefill", address=ADDRESS)
+        marker = cluster.memberships[0].join(role="router", address=ADDRESS)
+        until(onlooker, lambda view: marker.member in view)
+        assert onlooker.quarantined() == frozenset()
+        assert onlooker.report(*cluster.subject.identity, healthy=False)
+        assert cluster.report(1, healthy=False)
+        eventually(lambda: len(onlooker.quarantined()) == 1, "both others report it")
+
+    def test_report_of_a_former_life_says_nothing_about_the_next(self, world: MembershipWorld) -> None:
+        """An incarnation is what can't be reached, not an id."""
+        cluster, there = Reporters(world, 2), world.open()
+        assert cluster.report(1, healthy=False)
+        eventually(lambda: len(there.quarantined()) == 1, "the first life is cut off")
+        second = cluster.memberships[0].join(role="node", id=cluster.subject.id, address=ADDRESS)
+        until(there, lambda view: second.member in view)
+        assert there.quarantined() == frozenset()
+
+
+class Reporters:
+    """Some nodes, each with a membership of its own, and the first of them as the one that the others report."""
+
+    def __init__(self, world: MembershipWorld, count: int) -> None:
+        self.memberships = [world.open() for _ in range(count)]
+        self.registrations: list[Registration] = [each.join(role="node", address=ADDRESS) for each in self.memberships]
+        self.subject = self.registrations[0].member
+
+    def report(self, reporter: int, *, healthy: bool) -> bool:
+        """What `reporter` says of the first."""
+        return self.memberships[reporter].report(*self.subject.identity, healthy=healthy)

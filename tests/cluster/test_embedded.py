@@ -11,7 +11,7 @@ from kvpool.cluster import embedded
 from kvpool.cluster.child import Child
 from kvpool.cluster.embedded import EmbeddedServer, server_binary
 from kvpool.cluster.membership import parse_cluster_url
-from kvpool.cluster.redis_store import connect
+from kvpool.cluster.redis_link import connect
 from kvpool.errors import ConfigError, DeadlineError, UnavailableError
 from kvpool.testing.membership_kit import eventually
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.cluster.member import MAX_RECORD_BYTES, Member, decode_record, encode_record
+from kvpool.cluster.member import MAX_RECORD_BYTES, MAX_REPORTS, Leased, Member, decode_record, encode_record
 from kvpool.errors import ProtocolError
 
 MEMBER = Member(role="node", id="0123456789abcdef" * 2, incarnation=7, address="127.0.0.1:7001", info={"url": "http://127.0.0.1:8000"})
@@ -18,8 +18,8 @@ RECORD = (
 
 def test_record_golden_text() -> None:
     """Processes of different versions meet in one store: the spelling of version 1 is fixed."""
-    assert encode_record(MEMBER, lease_ms=3000) == RECORD
-    assert decode_record(RECORD.encode()) == (MEMBER, 3000)
+    assert encode_record(Leased(MEMBER, 3000)) == RECORD
+    assert decode_record(RECORD.encode()) == Leased(MEMBER, 3000)
 
 
 @given(st.dictionaries(st.text(max_size=50), st.text(max_size=50), max_size=10))
@@ -31,7 +31,7 @@ def test_record_round_trip_keeps_any_info(info: dict[str, str]) -> None:
     except UnicodeEncodeError:
         return  # lone surrogates aren't text
     member = Member(role="decode", id="f" * 32, incarnation=1, address="[::1]:80", info=info)
-    assert decode_record(encode_record(member, lease_ms=500)) == (member, 500)
+    assert decode_record(encode_record(Leased(member, 500))) == Leased(member, 500)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,12 @@ def test_record_round_trip_keeps_any_info(info: dict[str, str]) -> None:
         {"lease_ms": 0},
         {"lease_ms": "3000"},
         {"info": {"a": "\ud800"}},
+        {"reports": {}},
+        {"reports": ["node"]},
+        {"reports": [["node", "f"]]},
+        {"reports": [["node", "f", "1"]]},
+        {"reports": [["node", ["f"], 1]]},
+        {"reports": [["node", "f", number] for number in range(MAX_REPORTS + 1)]},
     ],
 )
 def test_record_with_a_bad_field_is_refused(change: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ from kvpool.cluster import Membership, open_membership
 from kvpool.cluster.embedded import EmbeddedServer
 from kvpool.cluster.membership import parse_cluster_url
 from kvpool.cluster.redis_keys import Keys
-from kvpool.cluster.redis_store import connect
+from kvpool.cluster.redis_link import connect
 from kvpool.errors import ConfigError
 from kvpool.testing.membership_kit import ADDRESS, MembershipKit, eventually, until
 

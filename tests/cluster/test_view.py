@@ -1,6 +1,9 @@
 """The rule that turns readings into a view, alone: time is an argument here."""
 
-from kvpool.cluster import Member
+from dataclasses import replace
+
+from kvpool.cluster import ClusterConfig, Member
+from kvpool.cluster.member import Leased
 from kvpool.cluster.view import View
 from kvpool.units import MS
 
@@ -12,7 +15,7 @@ def _member(number: int, incarnation: int = 1) -> Member:
 
 
 def _observe(view: View, *members: Member, birth: str | None = "b1", at_ms: int) -> bool:
-    return view.observe([(member, LEASE_MS) for member in members], birth=birth, now_ns=at_ms * MS)
+    return view.observe([Leased(member, LEASE_MS) for member in members], birth=birth, now_ns=at_ms * MS)
 
 
 def test_view_without_gap_is_the_reading() -> None:
@@ -81,3 +84,51 @@ def test_view_empty_at_a_loss_has_nothing_to_doubt() -> None:
     _observe(view, _member(1), at_ms=0)
     assert _observe(view, at_ms=1)
     assert view.members == ()
+
+
+def test_view_holds_the_highest_config_it_ever_saw() -> None:
+    """A store that forgot the config, or is behind, doesn't take it away; one that is ahead, or level, is right."""
+    view = View()
+    for at_ms, (version, copies, changed, held) in enumerate(
+        [
+            (0, 0, False, (0, 1)),
+            (2, 2, True, (2, 2)),
+            (0, 0, False, (2, 2)),
+            (1, 3, False, (2, 2)),
+            (2, 4, True, (2, 4)),
+            (3, 1, True, (3, 1)),
+        ]
+    ):
+        config = ClusterConfig(version=version, copies=copies) if version else None
+        assert view.observe((), birth="b1", now_ns=at_ms * MS, config=config) is changed
+        assert (view.config.version, view.config.copies) == held
+
+
+def test_view_announces_a_config_that_it_learnt_itself_once() -> None:
+    """A process sees its own change at once, and its subscribers hear of it with the next reading though that one is equal."""
+    view, config = View(), ClusterConfig(version=1, copies=2)
+    view.learn(config)
+    assert view.config == config
+    assert view.observe((), birth="b1", now_ns=0, config=config)
+    assert not view.observe((), birth="b1", now_ns=1, config=config)
+
+
+def test_view_change_of_info_or_of_reports_is_a_change() -> None:
+    """A member that says something else, and a vote that turns, are both news."""
+    view = View()
+    _observe(view, _member(1), _member(2), at_ms=0)
+    reading = [Leased(_member(1), LEASE_MS), Leased(_member(2), LEASE_MS, frozenset({_member(1).identity}))]
+    assert view.observe(reading, birth="b1", now_ns=1 * MS)
+    assert view.quarantined == {_member(1).identity}
+    assert not view.observe(reading, birth="b1", now_ns=2 * MS)
+    assert view.observe([Leased(replace(_member(1), info={"state": "draining"}), LEASE_MS), reading[1]], birth="b1", now_ns=3 * MS)
+    assert view.members[0].info == {"state": "draining"}
+
+
+def test_view_in_doubt_keeps_reports_with_their_reporter() -> None:
+    """A store that forgot doesn't admit a member that nobody can reach."""
+    view = View()
+    reading = [Leased(_member(1), LEASE_MS), Leased(_member(2), LEASE_MS, frozenset({_member(1).identity}))]
+    view.observe(reading, birth="b1", now_ns=0)
+    assert not view.observe(reading[:1], birth="b2", now_ns=1 * MS)
+    assert view.quarantined == {_member(1).identity}
