@@ -23,7 +23,7 @@ from typing import Any, Self
 import grpc
 
 from kvpool.errors import ConfigError
-from kvpool.wire.watched import Watched
+from kvpool.security.watched import Watched
 
 TOKEN_HEADER = "authorization"
 _ENVIRONMENT = "KVPOOL_"
