@@ -16,7 +16,7 @@ from kvpool.errors import ConfigError, FrameError
 from kvpool.node.handler import NodeHandler
 from kvpool.node.tiers import Found, Tiers
 from kvpool.policy.eviction import NEVER_NS
-from kvpool.policy.placement import DEFAULT_EXTENT_TOKENS
+from kvpool.policy.placement import DEFAULT_EXTENT_TOKENS, NodeState
 from kvpool.pool import BlockView, PinOutcome, PoolState
 from kvpool.pool.flow import OWNER as FLUSH
 from kvpool.request import admin as a
@@ -128,6 +128,18 @@ class NodeAdmin:
         )
         reports = [arena] if self._tiers.beside is None else [_report(self._tiers.beside), arena]
         return reports if self._tiers.below is None else [*reports, _report(self._tiers.below)]
+
+    async def drain(self, *, cancel: bool, bytes_per_s: int) -> a.Balance:
+        """See `AdminHandler.drain`."""
+        raise ConfigError("this node is in no cluster: there is nobody to drain it to")
+
+    async def balance(self) -> a.Balance:
+        """See `AdminHandler.balance`. A node that stands alone holds what it holds."""
+        books = self._state.books()
+        used = books.capacity - books.free
+        return a.Balance(
+            state=NodeState.ACTIVE, settled=True, blocks=books.blocks, block_bytes=used, safe_blocks=books.blocks, safe_bytes=used
+        )
 
     def _inspect(self, key: BlockKey, found: Found | None, *, story: bool) -> a.Inspection:
         lines = tuple(line[: a.MAX_TEXT_CHARS] for line in self._state.story(key)[-a.MAX_STORY_LINES :]) if story else ()

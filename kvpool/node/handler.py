@@ -14,11 +14,13 @@ import numpy.typing as npt
 from kvpool.block import KEY_BYTES, BlockKey, check_frame
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError, FrameError
+from kvpool.node.near import NearCopies
 from kvpool.node.tiers import Tiers
-from kvpool.pool import EXISTS, Granted, PoolState, Reserve
+from kvpool.policy.eviction import NEVER_NS
+from kvpool.pool import EXISTS, BlockView, Granted, PoolState, Reserve
 from kvpool.pool import Outcome as PoolOutcome
 from kvpool.pool.flow import FlowSettings
-from kvpool.request.pool import Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
+from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
 from kvpool.tier import Arena
 from kvpool.units import MS, SECOND
 from kvpool.wire.fence import NodeIdentity
@@ -49,6 +51,9 @@ class NodeHandler:
         self._corrupt = 0
         self.shm: ShmOffer | None = None
         self.ucx: Callable[[], UcxOffer | None] = lambda: None  # asked each time: the data plane may have been restarted
+        self.near: NearCopies | None = None
+        """Fetches what other nodes hold; without it (no cluster) `fetch_from` finds nothing."""
+        self.on_read: Callable[[Sequence[BlockKey]], None] = lambda keys: None
 
     def describe(self) -> NodeDescription:
         """Identity, books, counters and offers."""
@@ -75,13 +80,27 @@ class NodeHandler:
         return self._tiers.present(wanted, self._state.lookup(wanted, self._clock.now_ns()))
 
     async def reserve(
-        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], *, sequence: int = 0, tenant: str = "", patience_s: float = 0.0
+        self,
+        owner: str,
+        lease_ms: int,
+        blocks: Sequence[Reservation],
+        *,
+        sequence: int = 0,
+        tenant: str = "",
+        near: bool = False,
+        patience_s: float = 0.0,
     ) -> tuple[int, list[Grant]]:
-        """Room for `blocks`; the parent of a first block is empty. What a slower tier has needs no writing either: EXISTS."""
+        """Room for `blocks`; the parent of a first block is empty. What a slower tier has needs no writing either: EXISTS.
+
+        Nor does what is here as a near copy: it becomes a block like any other, unless a `near` one is all that is wanted.
+        """
         items = [
-            Reserve(_key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant)
-            for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
-        ]
+            Reserve(_key(b.key), _key(b.parent) if b.parent else None, b.depth, b.length, b.ttl_ms * MS, sequence, b.priority,
+                    b.priority_ms * MS, tenant, near)
+            for b in blocks
+        ]  # fmt: skip
+        if not near:
+            self.adopt([item.key for item in items])
         lower = self._tiers.find([item.key for item in items])
         answer = await self._tiers.reserve(
             [item for item, found in zip(items, lower, strict=True) if found is None],
@@ -99,25 +118,48 @@ class NodeHandler:
         self._tiers.committed([key for key, ok in zip(wanted, done, strict=True) if ok])
         return list(done)
 
+    def adopt(self, keys: Sequence[BlockKey]) -> None:
+        """This node is to hold these blocks in its own right, if they are here as near copies."""
+        adopted = self._state.adopt(keys, self._clock.now_ns())
+        if adopted:
+            self._tiers.committed(adopted)
+
     async def acquire(
-        self, owner: str, lease_ms: int, keys: Sequence[bytes], *, sequence: int = 0, patience_s: float = 0.0
+        self,
+        owner: str,
+        lease_ms: int,
+        keys: Sequence[bytes],
+        *,
+        sequence: int = 0,
+        patience_s: float = 0.0,
+        fetch_from: Sequence[str] = (),
     ) -> tuple[int, list[Place | None]]:
-        """Lease what is there, once what other tiers hold of it has been brought into the arena."""
+        """Lease what is there, once what other tiers hold of it has been brought into the arena, and what is nowhere here was fetched
+        from the nodes `fetch_from` as near copies."""
         wanted, held = _keys(keys), 0
         missing = [key for key in wanted if self._state.locate(key) is None]
-        elsewhere = bool(missing) and self._tiers.has_any(missing)
+        elsewhere = bool(missing) and (self._fetches(fetch_from) or self._tiers.has_any(missing))
         if elsewhere:  # what is here already must not leave for what comes
             lease_ns = int(patience_s * SECOND) + SECOND
             held = self._state.hold(wanted, owner=owner, lease_ns=lease_ns, now_ns=self._clock.now_ns()).lease_id
         try:
             if elsewhere:
-                await self._tiers.bring(missing, self._deadline(patience_s))
+                deadline_ns = self._deadline(patience_s)
+                await self._tiers.bring(missing, deadline_ns)
+                if self.near is not None and fetch_from:
+                    await self.near.fetch([key for key in missing if self._state.locate(key) is None], fetch_from, deadline_ns)
             answer = self._state.acquire(wanted, owner=owner, lease_ns=lease_ms * MS, now_ns=self._clock.now_ns(), sequence=sequence)
         finally:
             if held:
                 self._state.release(held, self._clock.now_ns())
-        self._tiers.used([key for key, place in zip(wanted, answer.found, strict=True) if place is not None])
+        found = [key for key, place in zip(wanted, answer.found, strict=True) if place is not None]
+        self._tiers.used(found)
+        self.on_read(found)
         return answer.lease_id, list(answer.found)
+
+    def stored(self, keys: Sequence[bytes]) -> list[Stored | None]:
+        """What it takes to store these blocks elsewhere, of those in the arena."""
+        return [stored_block(self._state.view(key), self._clock.now_ns()) for key in _keys(keys)]
 
     def renew(self, lease_id: int, lease_ms: int) -> bool:
         """Move a lease's deadline."""
@@ -148,6 +190,9 @@ class NodeHandler:
         self._state.discard(key)
         self._tiers.forget([key])
 
+    def _fetches(self, fetch_from: Sequence[str]) -> bool:
+        return self.near is not None and bool(fetch_from)
+
     def _deadline(self, patience_s: float) -> int:
         return self._clock.now_ns() + int(patience_s * SECOND)
 
@@ -161,6 +206,19 @@ class NodeHandler:
         except FrameError as error:
             log.error("block %s is damaged in the arena and dropped: %s", key.hex()[:16], error)
             self.drop_damaged(key)
+
+
+def stored_block(view: BlockView | None, now_ns: int) -> Stored | None:
+    """A block of the arena as the wire tells it."""
+    if view is None:
+        return None
+    offset, length = view.location
+    ttl_ms = 0 if view.expires_ns == NEVER_NS else max(1, (view.expires_ns - now_ns) // MS)
+    priority, priority_ms = view.priority, 0
+    if view.priority_until_ns != NEVER_NS:
+        left_ms = (view.priority_until_ns - now_ns) // MS
+        priority, priority_ms = (priority, left_ms) if left_ms > 0 else (DEFAULT_PRIORITY, 0)
+    return Stored(offset, length, view.parent or b"", view.depth, ttl_ms, view.sequence, view.tenant, priority, priority_ms)
 
 
 def _key(raw: bytes) -> BlockKey:

@@ -20,6 +20,7 @@ from kvpool.node.flusher import Flusher
 from kvpool.policy.eviction import NEVER_NS
 from kvpool.pool import Granted, Move, PoolState, Reserve, Reserved
 from kvpool.pool.flow import FlowSettings
+from kvpool.pool.values import NEAR
 from kvpool.tier import Arena
 from kvpool.tier.contract import Entry, Record, Tier
 from kvpool.tier.memory import unix_ms
@@ -119,15 +120,18 @@ class Tiers:
         return {**self.counters, **(self.flusher.flow.counters if self.flusher is not None else {})}
 
     def committed(self, keys: Sequence[BlockKey]) -> None:
-        """Blocks were published."""
+        """Blocks were published. Near copies among them go nowhere else."""
         if self.flusher is not None:
-            self.flusher.committed(keys, sum(place.length for key in keys if (place := self._pool.locate(key)) is not None))
+            own = [key for key in keys if (link := self._pool.link(key)) is not None and not link[2]]
+            self.flusher.committed(own, sum(place.length for key in own if (place := self._pool.locate(key)) is not None))
 
     def used(self, keys: Sequence[BlockKey]) -> None:
         """Readers got these blocks: passing ones that came back are admitted, hot ones lifted."""
         if self.flusher is None:
             return
-        hot = self.flusher.flow.used(keys)
+        hot = self.flusher.flow.used(
+            [key for key, there in zip(keys, self._pool.lookup(keys, self._clock.now_ns()), strict=True) if there != NEAR]
+        )
         self._pool.admit(hot, self._clock.now_ns())
         if self.beside is not None and hot and len(self._lifting) < _MAX_LIFTS:
             fresh = [key for key in hot if key not in self._lifting]
@@ -221,7 +225,7 @@ class Tiers:
                 records = [
                     Record(v.key, v.parent, v.depth, self._arena.view(*v.location), 0, v.sequence, v.tenant)
                     for v in views.values()
-                    if v is not None and v.expires_ns == NEVER_NS
+                    if v is not None and v.expires_ns == NEVER_NS and not v.near
                 ]
                 run = asyncio.get_running_loop().run_in_executor
                 stored = await run(self._readers, beside.put, records, now_ns + _LIFT_NS)

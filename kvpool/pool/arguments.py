@@ -30,7 +30,7 @@ def check_duration(duration_ns: int, name: str = "lease_ns") -> None:
 
 def check_item(item: Reserve, limits: PoolLimits) -> None:
     """Raise `ConfigError` for a reservation that makes no sense."""
-    key, parent, depth, length, ttl_ns, sequence, priority, priority_ns, tenant = item
+    key, parent, depth, length, ttl_ns, sequence, priority, priority_ns, tenant, _ = item
     if len(key) != KEY_BYTES or (parent is not None and len(parent) != KEY_BYTES):
         raise ConfigError(f"a key has {KEY_BYTES} bytes; got key {key.hex()}, parent {parent.hex() if parent else None}")
     if length <= 0 or depth < 0 or ttl_ns < 0 or parent == key:

@@ -76,7 +76,10 @@ def _check_bytes(parts: Parts) -> None:
             used += size
         else:
             pinned += size
-        tenants[block.tenant] += size
+        tenants[block.tenant] += 0 if block.near else size
+    near = {key for key, block in blocks.committed.items() if block.near}
+    if near != set(blocks.near):
+        raise InvariantError(f"{len(near)} committed blocks are near copies, {len(blocks.near)} are known as such")
     extents = blocks.allocator.extents()
     if len(extents) != len(blocks.extents):
         raise InvariantError(f"{len(blocks.extents)} blocks hold {len(extents)} extents: bytes leaked or shared")
@@ -85,6 +88,7 @@ def _check_bytes(parts: Parts) -> None:
     booked = (ledger.free_bytes, ledger.used_bytes, ledger.pinned_bytes)
     if counted != booked or sum(booked) != ledger.capacity_bytes or ledger.capacity_bytes != blocks.allocator.capacity_bytes:
         raise InvariantError(f"(free, used, pinned) is {counted}, booked {booked}, capacity {ledger.capacity_bytes}")
+    tenants = +tenants  # those without bytes of their own are not counted
     if tenants != blocks.tenant_bytes:
         raise InvariantError(f"tenants' blocks take {dict(tenants)}, counted {blocks.tenant_bytes}")
 

@@ -1,8 +1,9 @@
 """The orders of eviction: passing blocks first, then blocks as the policy ranks them, behind all the softly pinned ones.
 
 A *passing* block was fetched from a slower tier for one reading and hasn't shown yet that it comes back; it leaves before anything else,
-so that a scan over the slower tier doesn't empty the faster one. A *softly pinned* block stands in a pen of its own, so the policy never
-has to walk over it, and it costs nothing until everything else is gone. Within these two pens the least recently used leaves first.
+so that a scan over the slower tier doesn't empty the faster one; *near* copies stand with them for good. A *softly pinned* block stands
+in a pen of its own, so the policy never has to walk over it, and it costs nothing until everything else is gone. Within these two
+pens the least recently used leaves first.
 """
 
 from collections.abc import Generator, Mapping
@@ -43,8 +44,8 @@ class Pens:
             self.insert(block, now_ns)
 
     def admit(self, block: Resident, now_ns: int) -> None:
-        """A passing block has come back: it stays as long as the policy says."""
-        if block.passing:
+        """A passing block has come back: it stays as long as the policy says. A near copy stays what it is."""
+        if block.passing and not block.near:
             self.remove(block)
             block.passing = False
             self.insert(block, now_ns)
@@ -56,12 +57,15 @@ class Pens:
                 yield from victims
 
     def coldest(self, nbytes: int, committed: Mapping[BlockKey, Resident]) -> list[BlockKey]:
-        """Blocks that would leave next to make room for `nbytes`: each victim, then its chain upwards, since that is what follows it."""
+        """Blocks that would leave next to make room for `nbytes`: each victim, then its chain upwards, since that is what follows it.
+
+        Near copies, which leave without further ado, are not among them.
+        """
         chosen, left = dict[BlockKey, None](), nbytes
         with closing(self.victims()) as victims:
             for key in victims:
                 block: Resident | None = committed[key]
-                while block is not None and not block.grips and block.key not in chosen and left > 0:
+                while block is not None and not (block.grips or block.near or block.key in chosen) and left > 0:
                     chosen[block.key] = None
                     left -= block.size
                     block = committed.get(block.parent) if block.parent is not None else None

@@ -85,7 +85,7 @@ class Room:
         wanted: dict[str, int] = {}
         known = (self._blocks.committed, self._blocks.reserved)
         for item in items:
-            if item.tenant in quotas and not any(item.key in index for index in known):
+            if item.tenant in quotas and not item.near and not any(item.key in index for index in known):
                 wanted[item.tenant] = wanted.get(item.tenant, 0) + aligned(item.length)
         used = self._blocks.tenant_bytes
         over = {tenant: need for tenant, size in wanted.items() if (need := used.get(tenant, 0) + size - quotas[tenant]) > 0}
@@ -93,7 +93,7 @@ class Room:
             return
         with closing(self._evictable()) as candidates:
             for _, block in zip(range(_QUOTA_SEARCH), candidates, strict=False):
-                need = over.get(block.tenant, 0)
+                need = 0 if block.near else over.get(block.tenant, 0)
                 if need > 0:
                     over[block.tenant] = need - block.size
                     self._leave(block)

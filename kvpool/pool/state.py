@@ -6,19 +6,7 @@ A pool is an arena of bytes this object never sees, and a table it owns. Callers
 bytes themselves, *commit*; *acquire* what is here, read the bytes themselves, *release*; and *lookup*, which promises nothing.
 Every call takes a batch, time is an argument, and nothing here waits, reads a clock or moves a byte.
 
-A block's life is the table `TRANSITIONS` in `blocks.py`:
-
-* ABSENT → RESERVED, `reserve`. The block has bytes that only its writer knows; readers don't see it. A second writer of the same
-  key is told EXISTS: a block is a pure function of its key, so one copy in flight is enough.
-* RESERVED → COMMITTED, `commit` by the write lease that reserved it. From now on it is immutable and visible.
-* RESERVED → ABSENT, `abandon`: the write lease was released or ran out first, and the bytes go back at once. A writer that
-  comes back from the dead may still scribble over bytes that are somebody else's by now. That is harmless: every frame carries
-  its key and a checksum, every reader checks them, and a failed check is a miss.
-* COMMITTED → ABSENT, `evict` (room was needed and the policy named it), `expire` (its ttl ran out) or `discard`; only while
-  nobody grips it.
-* COMMITTED or RESERVED → DOOMED, `doom`: discarded while leased. It is unlinked at once, so nobody new finds it and its
-  key can be reserved afresh, but its bytes stay until the last lease on it ends.
-* DOOMED → ABSENT, `drain`: that lease ended.
+A block's life, from ABSENT over RESERVED and COMMITTED back to ABSENT, is told in `blocks.py`.
 
 A *lease* gives a right and an obligation to end: by `release`, by its deadline, or (write) once all its reservations are
 finished. A read lease pins the blocks it found; pinned bytes are never handed out again, and never moved. Each call first settles
@@ -30,20 +18,23 @@ A *pin* keeps a block without reading it (`pins.py`): soft, it is evicted after 
 Room is made per item (`room.py`): the batch is atomic per item, not all-or-nothing, since the head of a chain is useful without its
 tail. When nothing is left that may go, the answer is NO_SPACE, a value. A tenant with a quota makes room among its own blocks.
 
+A *near* copy is here for readers close by, beside the copies that the pool counts on: it is against no quota, the first to leave, is not
+written down, and is told from the others by `lookup`, until this node is to hold the block in its own right (`adopt`).
+
 With a slower tier below (`guard`), a committed block is *dirty* until it is written down there; a dirty block is not evicted, and a
 `reserve` that fails only because of such blocks says `waiting`.
 
 The books (`ledger.py`): free + used + pinned == capacity, always. `check()` recounts everything (`audit.py`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import EvictionPolicy
 from kvpool.pool import arguments
 from kvpool.pool.allocator import aligned
 from kvpool.pool.audit import Parts, audit
-from kvpool.pool.blocks import Blocks
+from kvpool.pool.blocks import Blocks, Watcher
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
 from kvpool.pool.keeper import Keeper
 from kvpool.pool.leases import Lease, Leases
@@ -79,13 +70,13 @@ class PoolState:
 
     `capacity_bytes` is rounded down to a multiple of 64. Arguments that break a limit or make no sense raise `ConfigError`
     before anything changes; a broken invariant raises `InvariantError`; everything else is an answer. Time never goes back: an
-    earlier `now_ns` than one seen before counts as that one.
+    earlier `now_ns` than one seen before counts as that one. `watch`: told of each block that becomes readable or stops being so.
     """
 
-    def __init__(self, capacity_bytes: int, policy: EvictionPolicy, limits: PoolLimits | None = None) -> None:
+    def __init__(self, capacity_bytes: int, policy: EvictionPolicy, limits: PoolLimits | None = None, watch: Watcher | None = None) -> None:
         self._limits = limits or PoolLimits()
         self._story = Story(self._limits.max_story_keys)
-        self._blocks = Blocks(capacity_bytes, self._story)
+        self._blocks = Blocks(capacity_bytes, self._story, watch)
         self._pens = Pens(policy)
         self._leases = Leases(self._limits)
         self._keeper = Keeper(self._blocks, self._pens, self._limits)
@@ -120,7 +111,7 @@ class PoolState:
                 if item.key in self._blocks.committed or item.key in self._blocks.reserved:
                     grants.append(EXISTS)
                     continue
-                within = self._quotas.allow(item.tenant, aligned(item.length))
+                within = item.near or self._quotas.allow(item.tenant, aligned(item.length))
                 offset = room.place(item.length) if allowed and within else None
                 if offset is None:
                     self._counters["refused_quota"] += not within
@@ -164,7 +155,7 @@ class PoolState:
                 answers.append(False)
             else:
                 self._publish(block, now_ns)
-                block.dirty, block.passing = self._guarded and not clean, passing
+                block.dirty, block.passing = self._guarded and not (clean or block.near), passing or block.near
                 done.append(block)
                 answers.append(True)
         for block in reversed(done):  # tails first, so that heads are the younger ones
@@ -202,10 +193,10 @@ class PoolState:
         return self._grip(found, hits, keys, owner, self._deadline(lease_ns, now_ns))
 
     def lookup(self, keys: Sequence[BlockKey], now_ns: int) -> bytes:
-        """One byte a key: 1 when it is committed. A probe: leases nothing, is no use of the block, promises nothing."""
+        """One byte a key: 1 when it is committed, `NEAR` when only as a near copy. A probe: no lease, no use, no promise."""
         arguments.check_batch(len(keys), self._limits)
         self._advance(now_ns)
-        return bytes(map(self._blocks.committed.__contains__, keys))
+        return self._blocks.present(keys)
 
     # Leases
 
@@ -302,19 +293,24 @@ class PoolState:
 
     def mark(self, keys: Iterable[BlockKey], *, dirty: bool) -> None:
         """Committed blocks among `keys` are (not) written down below. Without `guard` nothing gets dirty."""
-        dirty = dirty and self._guarded
-        for key in keys:
-            block = self._blocks.committed.get(key)
-            if block is not None:
-                block.dirty = dirty
+        for block in self._known(keys):
+            block.dirty = dirty and self._guarded and not block.near
 
     def admit(self, keys: Iterable[BlockKey], now_ns: int) -> None:
-        """Passing blocks among `keys` have come back: they stay as long as the policy says."""
+        """Passing blocks among `keys` have come back: they stay as long as the policy says. Near copies stay what they are."""
         self._advance(now_ns)
-        for key in keys:
-            block = self._blocks.committed.get(key)
-            if block is not None:
-                self._pens.admit(block, self._now_ns)
+        for block in self._known(keys):
+            self._pens.admit(block, self._now_ns)
+
+    def adopt(self, keys: Iterable[BlockKey], now_ns: int) -> list[BlockKey]:
+        """Near copies among `keys` are blocks like any other from now on; which these were."""
+        self._advance(now_ns)
+        adopted = [block for block in self._known(keys) if block.near]
+        for block in adopted:
+            self._blocks.adopt(block)
+            block.dirty = self._guarded
+            self._pens.admit(block, self._now_ns)
+        return [block.key for block in adopted]
 
     def coldest(self, nbytes: int, now_ns: int) -> list[BlockKey]:
         """Blocks that would leave next to make room for `nbytes`, the first first; their chains upwards included, clean or dirty."""
@@ -341,6 +337,11 @@ class PoolState:
         block = self._blocks.committed.get(key)
         return None if block is None else block.location
 
+    def link(self, key: BlockKey) -> tuple[BlockKey | None, int, bool] | None:
+        """Parent, depth, and whether it is a near copy, of a committed block: what a walk along chains needs."""
+        block = self._blocks.committed.get(key)
+        return None if block is None else (block.parent, block.depth, block.near)
+
     def view(self, key: BlockKey, *, holders: bool = False) -> BlockView | None:
         """All that is known of a committed block; with `holders` of its leases too (their search takes a look at every lease)."""
         block = self._blocks.committed.get(key)
@@ -362,16 +363,8 @@ class PoolState:
 
     def books(self) -> Books:
         """Bytes and counts now."""
-        ledger, leases = self._blocks.ledger, self._leases
-        return Books(
-            capacity=ledger.capacity_bytes,
-            free=ledger.free_bytes,
-            used=ledger.used_bytes,
-            pinned=ledger.pinned_bytes,
-            blocks=len(self._blocks.committed),
-            read_leases=len(leases) - leases.write_count,
-            write_leases=leases.write_count,
-        )
+        leases = self._leases
+        return self._blocks.books(read_leases=len(leases) - leases.write_count, write_leases=leases.write_count)
 
     def counters(self) -> dict[str, int]:
         """Totals since the start. Blocks: hits, misses (of acquire), inserted, evicted, expired, discarded, refused (NO_SPACE and hits
@@ -389,6 +382,9 @@ class PoolState:
         audit(Parts(self._blocks, self._leases, self._pins, self._pens, self._story, self._expiries, self._keeper.hard_bytes))
 
     # Steps
+
+    def _known(self, keys: Iterable[BlockKey]) -> Iterator[Resident]:
+        return filter(None, map(self._blocks.committed.get, keys))
 
     def _found(self, keys: Sequence[BlockKey]) -> tuple[list[Location | None], list[Resident]]:
         """Where the keys lie, and the blocks among them; none of them when the lease table has no room."""

@@ -13,7 +13,8 @@ class Reserve(NamedTuple):
 
     `parent` is the key of the block before it, None for the first of a chain. With `ttl_ns` > 0 the block leaves the pool that
     long after its commit. `sequence`: tokens of the whole prompt it was computed for, 0 when unknown. `priority` 0..100 says how long
-    it is worth keeping, for `priority_ns` from its commit (0: for ever). Its bytes count against the quota of `tenant`.
+    it is worth keeping, for `priority_ns` from its commit (0: for ever). Its bytes count against the quota of `tenant`, unless it is
+    `near`: a copy for readers close by, beside the pool's own, the first to leave.
     """
 
     key: BlockKey
@@ -25,6 +26,7 @@ class Reserve(NamedTuple):
     priority: int = DEFAULT_PRIORITY
     priority_ns: int = 0
     tenant: str = ""
+    near: bool = False
 
 
 class Move(NamedTuple):
@@ -54,6 +56,9 @@ NO_SPACE: Final[Literal[Outcome.NO_SPACE]] = Outcome.NO_SPACE
 """Everything that may leave is gone, or a limit is reached; the caller goes on without."""
 
 Grant = Granted | Outcome
+
+NEAR: Final = 4
+"""What `lookup` says of a block that is here as a near copy only, as the wire spells it (`kvpool.request.pool.NEAR`)."""
 
 
 class PinOutcome(Enum):
@@ -148,7 +153,9 @@ class BlockView:
     hits: int
     expires_ns: int
     priority: int
+    priority_until_ns: int
     tenant: str
     dirty: bool
+    near: bool
     pins: tuple[Pin, ...]
     holders: tuple[Holder, ...]

@@ -170,3 +170,22 @@ class TierReport:
     objects: int
     max_objects: int
     counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """How far a node is with moving blocks to where they belong.
+
+    `state` is its state in the cluster (`kvpool.policy.placement.NodeState`). A round goes over all `blocks` (`block_bytes`) that the node
+    holds; `safe_blocks` of them are known to be on all nodes they belong to. `settled`: the last whole round began after the last
+    change of the cluster and left nothing to be moved. `counters` are totals since the node's start.
+    """
+
+    state: str
+    settled: bool
+    rounds: int = 0
+    blocks: int = 0
+    block_bytes: int = 0
+    safe_blocks: int = 0
+    safe_bytes: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)

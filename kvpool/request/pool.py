@@ -77,3 +77,29 @@ Grant = tuple[Outcome, int]
 
 Place = tuple[int, int]
 """(offset, length) of a stored frame in the arena's data region."""
+
+
+class Stored(NamedTuple):
+    """A leased block with all that it takes to store it elsewhere: where it lies, and what it was reserved with.
+
+    `ttl_ms` and `priority_ms` are what is left of them (0: none, and for ever); the rest as in `Reservation` and `PoolRpc.reserve`.
+    """
+
+    offset: int
+    length: int
+    parent: bytes
+    depth: int
+    ttl_ms: int = 0
+    sequence: int = 0
+    tenant: str = ""
+    priority: int = DEFAULT_PRIORITY
+    priority_ms: int = 0
+
+    @property
+    def place(self) -> Place:
+        """Where it lies."""
+        return self.offset, self.length
+
+
+NEAR = 4
+"""What `lookup` says of a block that is here as a near copy only: it leaves first, and doesn't count as one of the pool's copies."""

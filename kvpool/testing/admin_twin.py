@@ -48,6 +48,9 @@ class MemoryAdmin:
         self._stories: dict[BlockKey, list[str]] = {}
         self._lease_ids = count(1)
         self._corrupt = 0
+        self.state = "active"
+        self.moved: set[BlockKey] = set()
+        """Blocks that other nodes have too: what a drain waits for."""
 
     # What clients and bad luck do
 
@@ -183,6 +186,24 @@ class MemoryAdmin:
                 counters={"corrupt": self._corrupt},
             )
         ]
+
+    async def drain(self, *, cancel: bool, bytes_per_s: int) -> a.Balance:
+        """Change the state; moving is what the test does, by `moved`."""
+        self.state = "active" if cancel else "draining"
+        return await self.balance()
+
+    async def balance(self) -> a.Balance:
+        """Safe is what was `moved`; settled when all was, or the state asks for no move."""
+        safe = [block for key, block in self.blocks.items() if self.state == "active" or key in self.moved]
+        return a.Balance(
+            state=self.state,
+            settled=len(safe) == len(self.blocks),
+            rounds=1,
+            blocks=len(self.blocks),
+            block_bytes=sum(block.length for block in self.blocks.values()),
+            safe_blocks=len(safe),
+            safe_bytes=sum(block.length for block in safe),
+        )
 
     def _inspection(self, key: BlockKey, story: tuple[str, ...]) -> a.Inspection:
         block, now_ns = self.blocks.get(key), self._clock.now_ns()

@@ -1,6 +1,6 @@
 """A pool node's end of the operator's calls: adapts an `AdminHandler` of plain values to the generated servicer.
 
-Inspect, Quotas and Tiers may be asked by anybody; the others change something, or go on where they left off in one life of
+Inspect, Quotas, Tiers and Balance may be asked by anybody; the others change something, or go on where they left off in one life of
 the node, so they must say which life they mean (`fence.py`).
 """
 
@@ -78,6 +78,18 @@ class AdminHandler(Protocol):
         """The books of every tier, fastest first."""
         ...
 
+    async def drain(self, *, cancel: bool, bytes_per_s: int) -> a.Balance:
+        """Begin (or go on) to move everything to other nodes, at most `bytes_per_s` (0: what the cluster's configuration says).
+
+        The node takes no more writes from those who see its state, and goes on serving what it has. `cancel`: it serves as before. Saying
+        either again is harmless. `ConfigError` when it is in no cluster.
+        """
+        ...
+
+    async def balance(self) -> a.Balance:
+        """How far the node is with moving blocks to where they belong."""
+        ...
+
 
 def add_admin(server: grpc.aio.Server, handler: AdminHandler) -> None:
     """Register `handler` on `server`."""
@@ -151,6 +163,18 @@ class _Servicer(rpc.AdminServicer):
     async def Tiers(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         async def run() -> Any:
             return convert.tiers_to_pb(await self._handler.tiers())
+
+        return await self._answer(context, run, fenced=False)
+
+    async def Drain(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def run() -> Any:
+            return convert.balance_to_pb(await self._handler.drain(cancel=request.cancel, bytes_per_s=request.bytes_per_s))
+
+        return await self._answer(context, run)
+
+    async def Balance(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def run() -> Any:
+            return convert.balance_to_pb(await self._handler.balance())
 
         return await self._answer(context, run, fenced=False)
 

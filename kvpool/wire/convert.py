@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, UcxOffer
+from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
 from kvpool.wire.gen import pool_pb2 as pb
 
 
@@ -89,3 +89,33 @@ def places_to_pb(places: Sequence[Place | None]) -> list[pb.Found]:
 def places_from_pb(messages: Sequence[pb.Found]) -> list[Place | None]:
     """Read the answers of an acquire."""
     return [(m.offset, m.length) if m.hit else None for m in messages]
+
+
+def stored_to_pb(blocks: Sequence[Stored | None]) -> list[pb.Found]:
+    """Spell the answers of an acquire that asks for details."""
+    return [pb.Found() if b is None else _stored_to_pb(b) for b in blocks]
+
+
+def stored_from_pb(messages: Sequence[pb.Found]) -> list[Stored | None]:
+    """Read the answers of an acquire that asked for details."""
+    return [_stored_from_pb(m) if m.hit else None for m in messages]
+
+
+def _stored_to_pb(block: Stored) -> pb.Found:
+    return pb.Found(
+        hit=True,
+        offset=block.offset,
+        length=block.length,
+        parent=block.parent,
+        depth=block.depth,
+        ttl_ms=block.ttl_ms,
+        sequence=block.sequence,
+        tenant=block.tenant,
+        priority=None if block.priority == DEFAULT_PRIORITY else block.priority,
+        priority_ms=block.priority_ms,
+    )
+
+
+def _stored_from_pb(m: pb.Found) -> Stored:
+    priority = m.priority if m.HasField("priority") else DEFAULT_PRIORITY
+    return Stored(m.offset, m.length, m.parent, m.depth, m.ttl_ms, m.sequence, m.tenant, priority, m.priority_ms)

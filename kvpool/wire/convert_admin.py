@@ -216,5 +216,33 @@ def _cut(text: str) -> str:
     return text if len(text) <= a.MAX_TEXT_CHARS else text[: a.MAX_TEXT_CHARS - 1] + "…"
 
 
+def balance_to_pb(value: a.Balance) -> pb.BalanceResponse:
+    """Spell how far a node is with moving blocks."""
+    return pb.BalanceResponse(
+        state=_cut(value.state),
+        settled=value.settled,
+        rounds=value.rounds,
+        blocks=value.blocks,
+        block_bytes=value.block_bytes,
+        safe_blocks=value.safe_blocks,
+        safe_bytes=value.safe_bytes,
+        counters=dict(list(value.counters.items())[: a.MAX_COUNTERS]),
+    )
+
+
+def balance_from_pb(message: pb.BalanceResponse) -> a.Balance:
+    """Read how far a node is with moving blocks."""
+    return a.Balance(
+        state=message.state,
+        settled=message.settled,
+        rounds=message.rounds,
+        blocks=message.blocks,
+        block_bytes=message.block_bytes,
+        safe_blocks=message.safe_blocks,
+        safe_bytes=message.safe_bytes,
+        counters=dict(message.counters),
+    )
+
+
 def _cut_counters(counters: Mapping[str, int]) -> dict[str, int]:
     return {_cut(name): counters[name] for name in sorted(counters)[: a.MAX_COUNTERS]}

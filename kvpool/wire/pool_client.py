@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvpool.errors import ProtocolError
-from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
+from kvpool.request.pool import Grant, NodeDescription, Place, Reservation, Stored
 from kvpool.wire import convert
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
 from kvpool.wire.gen import pool_pb2_grpc as rpc
@@ -19,8 +20,8 @@ class PoolRpc(NodeRpc):
     Every call takes its time limit in seconds. Errors: `ConfigError`, `UnavailableError`, `DeadlineError`, `ProtocolError`.
     """
 
-    def __init__(self, address: str, node: NodeIdentity | None = None) -> None:
-        super().__init__(address, node)
+    def __init__(self, address: str, node: NodeIdentity | None = None, security: Security = PLAIN) -> None:
+        super().__init__(address, node, security)
         self._stub: Any = rpc.PoolStub(self._channel)
 
     async def describe(self, timeout_s: float) -> NodeDescription:
@@ -28,18 +29,29 @@ class PoolRpc(NodeRpc):
         return convert.description_from_pb(await self._call(self._stub.Describe, pb.DescribeRequest(), timeout_s))
 
     async def lookup(self, keys: Sequence[bytes], timeout_s: float) -> bytes:
-        """One byte a key: 0 absent, 1 in the arena, 2 in GPU memory, 3 on a slower tier. Takes no lease and touches no order."""
+        """One byte a key: 0 absent, 1 in the arena, 2 in GPU memory, 3 on a slower tier, 4 a near copy. No lease, and no use of a block."""
         answer = await self._call(self._stub.Lookup, pb.LookupRequest(keys=keys), timeout_s)
         self._same_length(len(answer.present), len(keys))
         present: bytes = answer.present
         return present
 
     async def reserve(
-        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], timeout_s: float, *, sequence: int = 0, tenant: str = ""
+        self,
+        owner: str,
+        lease_ms: int,
+        blocks: Sequence[Reservation],
+        timeout_s: float,
+        *,
+        sequence: int = 0,
+        tenant: str = "",
+        near: bool = False,
     ) -> tuple[int, list[Grant]]:
-        """Ask for room for `blocks`: (lease id or 0, one grant a block). `sequence`: tokens of the whole prompt, 0 unknown."""
+        """Ask for room for `blocks`: (lease id or 0, one grant a block). `sequence`: tokens of the whole prompt, 0 unknown.
+
+        `near`: copies for readers close by, beside the pool's own: against no quota, the first to leave.
+        """
         spelled = convert.reservations_to_pb(blocks)
-        request = pb.ReserveRequest(owner=owner, lease_ms=lease_ms, blocks=spelled, sequence=sequence, tenant=tenant)
+        request = pb.ReserveRequest(owner=owner, lease_ms=lease_ms, blocks=spelled, sequence=sequence, tenant=tenant, near=near)
         answer = await self._call(self._stub.Reserve, request, timeout_s)
         self._same_length(len(answer.grants), len(blocks))
         try:
@@ -54,16 +66,24 @@ class PoolRpc(NodeRpc):
         return list(answer.committed)
 
     async def acquire(
-        self, owner: str, lease_ms: int, keys: Sequence[bytes], timeout_s: float, *, sequence: int = 0
+        self, owner: str, lease_ms: int, keys: Sequence[bytes], timeout_s: float, *, sequence: int = 0, fetch_from: Sequence[str] = ()
     ) -> tuple[int, list[Place | None]]:
         """Take a read lease on those of `keys` that are there: (lease id or 0, one place or None a key).
 
-        The node may take most of `timeout_s` to fetch blocks from a slower tier. `sequence`: tokens of the whole prompt, 0 unknown.
+        The node may take most of `timeout_s` to fetch blocks from a slower tier, and then from the nodes `fetch_from` (ids, in order),
+        keeping near copies of them. `sequence`: tokens of the whole prompt, 0 unknown.
         """
-        request = pb.AcquireRequest(owner=owner, lease_ms=lease_ms, keys=keys, sequence=sequence)
+        request = pb.AcquireRequest(owner=owner, lease_ms=lease_ms, keys=keys, sequence=sequence, fetch_from=fetch_from)
         answer = await self._call(self._stub.Acquire, request, timeout_s)
         self._same_length(len(answer.found), len(keys))
         return answer.lease_id, convert.places_from_pb(answer.found)
+
+    async def acquire_stored(self, owner: str, lease_ms: int, keys: Sequence[bytes], timeout_s: float) -> tuple[int, list[Stored | None]]:
+        """As `acquire`, with what it takes to store each block elsewhere."""
+        request = pb.AcquireRequest(owner=owner, lease_ms=lease_ms, keys=keys, detail=True)
+        answer = await self._call(self._stub.Acquire, request, timeout_s)
+        self._same_length(len(answer.found), len(keys))
+        return answer.lease_id, convert.stored_from_pb(answer.found)
 
     async def renew(self, lease_id: int, lease_ms: int, timeout_s: float) -> bool:
         """Move a lease's deadline; False when it had ended."""

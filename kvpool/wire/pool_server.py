@@ -8,8 +8,8 @@ import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.errors import KvpoolError
-from kvpool.request.pool import Grant, NodeDescription, Place, Reservation
+from kvpool.errors import ConfigError, KvpoolError
+from kvpool.request.pool import Grant, NodeDescription, Place, Reservation, Stored
 from kvpool.wire import convert, fence
 from kvpool.wire.channel import CHUNK_BYTES
 from kvpool.wire.fence import NodeIdentity
@@ -19,6 +19,9 @@ from kvpool.wire.status import code_of
 
 MAX_PATIENCE_S = 5.0
 """Longest any call waits inside a node."""
+MAX_FETCH_FROM = 16
+"""Nodes that one acquire may name to fetch from."""
+MAX_ID_CHARS = 64
 
 
 class PoolHandler(Protocol):
@@ -38,9 +41,12 @@ class PoolHandler(Protocol):
         ...
 
     async def reserve(
-        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], *, sequence: int, tenant: str, patience_s: float
+        self, owner: str, lease_ms: int, blocks: Sequence[Reservation], *, sequence: int, tenant: str, near: bool, patience_s: float
     ) -> tuple[int, list[Grant]]:
-        """Answer Reserve, within `patience_s`: it may wait for blocks to be written down to a slower tier."""
+        """Answer Reserve, within `patience_s`: it may wait for blocks to be written down to a slower tier.
+
+        `near`: copies for readers close by, which count against no quota and are the first to leave.
+        """
         ...
 
     def commit(self, lease_id: int, keys: Sequence[bytes]) -> list[bool]:
@@ -48,9 +54,13 @@ class PoolHandler(Protocol):
         ...
 
     async def acquire(
-        self, owner: str, lease_ms: int, keys: Sequence[bytes], *, sequence: int, patience_s: float
+        self, owner: str, lease_ms: int, keys: Sequence[bytes], *, sequence: int, patience_s: float, fetch_from: Sequence[str]
     ) -> tuple[int, list[Place | None]]:
-        """Answer Acquire, within `patience_s`: it may fetch blocks from a slower tier."""
+        """Answer Acquire, within `patience_s`: it may fetch blocks from a slower tier, then from the nodes `fetch_from`, in order."""
+        ...
+
+    def stored(self, keys: Sequence[bytes]) -> list[Stored | None]:
+        """What it takes to store each of these blocks elsewhere; asked for blocks under a lease, None for others."""
         ...
 
     def renew(self, lease_id: int, lease_ms: int) -> bool:
@@ -90,6 +100,7 @@ class _Servicer(rpc.PoolServicer):
                 blocks,
                 sequence=request.sequence,
                 tenant=request.tenant,
+                near=request.near,
                 patience_s=_patience_s(context),
             )
             return pb.ReserveResponse(lease_id=lease_id, grants=convert.grants_to_pb(grants))
@@ -101,10 +112,19 @@ class _Servicer(rpc.PoolServicer):
 
     async def Acquire(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         async def run() -> Any:
+            keys, fetch_from = list(request.keys), checked_nodes(request.fetch_from)
             lease_id, places = await self._handler.acquire(
-                request.owner, request.lease_ms, request.keys, sequence=request.sequence, patience_s=_patience_s(context)
+                request.owner,
+                request.lease_ms,
+                keys,
+                sequence=request.sequence,
+                patience_s=_patience_s(context),
+                fetch_from=fetch_from,
             )
-            return pb.AcquireResponse(lease_id=lease_id, found=convert.places_to_pb(places))
+            if not request.detail:
+                return pb.AcquireResponse(lease_id=lease_id, found=convert.places_to_pb(places))
+            blocks = [None if place is None else block for place, block in zip(places, self._handler.stored(keys), strict=True)]
+            return pb.AcquireResponse(lease_id=lease_id, found=convert.stored_to_pb(blocks))
 
         return await self._answer(context, run)
 
@@ -156,6 +176,13 @@ class _Servicer(rpc.PoolServicer):
 
     def _check(self, context: grpc.aio.ServicerContext, *, needed: bool) -> None:
         fence.check(context.invocation_metadata(), self._handler.identity, needed=needed)
+
+
+def checked_nodes(ids: Sequence[str]) -> tuple[str, ...]:
+    """Where to fetch from; `ConfigError` for more nodes than any order has, or what is no node's id."""
+    if len(ids) > MAX_FETCH_FROM or any(len(node_id) > MAX_ID_CHARS for node_id in ids):
+        raise ConfigError(f"fetch_from names at most {MAX_FETCH_FROM} nodes by ids of at most {MAX_ID_CHARS} characters")
+    return tuple(ids)
 
 
 def _patience_s(context: grpc.aio.ServicerContext) -> float:

@@ -50,7 +50,9 @@ class Handler:
     def lookup(self, keys: list[bytes]) -> bytes:
         return bytes(len(keys))
 
-    async def acquire(self, owner: str, lease_ms: int, keys: list[bytes], *, sequence: int, patience_s: float) -> tuple[int, list[None]]:
+    async def acquire(
+        self, owner: str, lease_ms: int, keys: list[bytes], *, sequence: int, patience_s: float, fetch_from: tuple[str, ...]
+    ) -> tuple[int, list[None]]:
         return 0, [None for _ in keys]
 
     def window(self, lease_id: int, offset: int, length: int, *, write: bool) -> npt.NDArray[np.uint8]:

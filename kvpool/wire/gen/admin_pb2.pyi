@@ -275,3 +275,42 @@ class TierReport(_message.Message):
     max_objects: int
     counters: _containers.ScalarMap[str, int]
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., max_objects: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("cancel", "bytes_per_s")
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    cancel: bool
+    bytes_per_s: int
+    def __init__(self, cancel: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
+
+class BalanceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BalanceResponse(_message.Message):
+    __slots__ = ("state", "settled", "rounds", "blocks", "block_bytes", "safe_blocks", "safe_bytes", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SAFE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SAFE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    settled: bool
+    rounds: int
+    blocks: int
+    block_bytes: int
+    safe_blocks: int
+    safe_bytes: int
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, state: _Optional[str] = ..., settled: _Optional[bool] = ..., rounds: _Optional[int] = ..., blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., safe_blocks: _Optional[int] = ..., safe_bytes: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -79,6 +79,16 @@ class AdminStub:
                 request_serializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.TiersRequest.SerializeToString,
                 response_deserializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.TiersResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvpool.v1.Admin/Drain',
+                request_serializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceResponse.FromString,
+                _registered_method=True)
+        self.Balance = channel.unary_unary(
+                '/kvpool.v1.Admin/Balance',
+                request_serializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceRequest.SerializeToString,
+                response_deserializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -140,6 +150,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Starts to move everything to other nodes, or goes on; again to change the rate. Ends with the node's life, or by cancel.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Balance(self, request, context):
+        """How far this node is with moving blocks to where they belong.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +211,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Tiers,
                     request_deserializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.TiersRequest.FromString,
                     response_serializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.TiersResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceResponse.SerializeToString,
+            ),
+            'Balance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Balance,
+                    request_deserializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceRequest.FromString,
+                    response_serializer=kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -432,6 +466,60 @@ class Admin:
             '/kvpool.v1.Admin/Tiers',
             kvpool_dot_wire_dot_gen_dot_admin__pb2.TiersRequest.SerializeToString,
             kvpool_dot_wire_dot_gen_dot_admin__pb2.TiersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpool.v1.Admin/Drain',
+            kvpool_dot_wire_dot_gen_dot_admin__pb2.DrainRequest.SerializeToString,
+            kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Balance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpool.v1.Admin/Balance',
+            kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceRequest.SerializeToString,
+            kvpool_dot_wire_dot_gen_dot_admin__pb2.BalanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

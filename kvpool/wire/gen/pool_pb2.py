@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvpool/wire/gen/pool.proto\x12\tkvpool.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x8e\x03\n\x10\x44\x65scribeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nfree_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x04\x12\x13\n\x0bread_leases\x18\x08 \x01(\x04\x12\x14\n\x0cwrite_leases\x18\t \x01(\x04\x12;\n\x08\x63ounters\x18\n \x03(\x0b\x32).kvpool.v1.DescribeResponse.CountersEntry\x12 \n\x03shm\x18\x0b \x01(\x0b\x32\x13.kvpool.v1.ShmOffer\x12 \n\x03ucx\x18\x0c \x01(\x0b\x32\x13.kvpool.v1.UcxOffer\x12\x11\n\tgrpc_data\x18\r \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\")\n\x08ShmOffer\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\"V\n\x08UcxOffer\x12\x16\n\x0eworker_address\x18\x01 \x01(\x0c\x12\x0c\n\x04rkey\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\"\x1d\n\rLookupRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"!\n\x0eLookupResponse\x12\x0f\n\x07present\x18\x01 \x01(\x0c\"{\n\x0eReserveRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x04\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.kvpool.v1.Reservation\x12\x10\n\x08sequence\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\x92\x01\n\x0bReservation\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\x04\x12\x15\n\x08priority\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bpriority_ms\x18\x07 \x01(\x04\x42\x0b\n\t_priority\"E\n\x0fReserveResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12 \n\x06grants\x18\x02 \x03(\x0b\x32\x10.kvpool.v1.Grant\"t\n\x05Grant\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.kvpool.v1.Grant.Outcome\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"0\n\x07Outcome\x12\x0b\n\x07GRANTED\x10\x00\x12\n\n\x06\x45XISTS\x10\x01\x12\x0c\n\x08NO_SPACE\x10\x02\"/\n\rCommitRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"\'\n\x0e\x43ommitResponse\x12\x15\n\tcommitted\x18\x01 \x03(\x08\x42\x02\x10\x01\"Q\n\x0e\x41\x63quireRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x10\n\x08sequence\x18\x04 \x01(\r\"D\n\x0f\x41\x63quireResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x1f\n\x05\x66ound\x18\x02 \x03(\x0b\x32\x10.kvpool.v1.Found\"4\n\x05\x46ound\x12\x0b\n\x03hit\x18\x01 \x01(\x08\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\"2\n\x0cRenewRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\x04\"\x1e\n\rRenewResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x08\"3\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0f\n\x07suspect\x18\x02 \x03(\x0c\"\x11\n\x0fReleaseResponse\"\'\n\x05Range\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\"A\n\x0bReadRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12 \n\x06ranges\x18\x02 \x03(\x0b\x32\x10.kvpool.v1.Range\"\x19\n\tReadChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"<\n\nWriteChunk\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\" \n\rWriteResponse\x12\x0f\n\x07written\x18\x01 \x01(\x04\x32\xbf\x04\n\x04Pool\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvpool.v1.DescribeRequest\x1a\x1b.kvpool.v1.DescribeResponse\x12=\n\x06Lookup\x12\x18.kvpool.v1.LookupRequest\x1a\x19.kvpool.v1.LookupResponse\x12@\n\x07Reserve\x12\x19.kvpool.v1.ReserveRequest\x1a\x1a.kvpool.v1.ReserveResponse\x12=\n\x06\x43ommit\x12\x18.kvpool.v1.CommitRequest\x1a\x19.kvpool.v1.CommitResponse\x12@\n\x07\x41\x63quire\x12\x19.kvpool.v1.AcquireRequest\x1a\x1a.kvpool.v1.AcquireResponse\x12:\n\x05Renew\x12\x17.kvpool.v1.RenewRequest\x1a\x18.kvpool.v1.RenewResponse\x12@\n\x07Release\x12\x19.kvpool.v1.ReleaseRequest\x1a\x1a.kvpool.v1.ReleaseResponse\x12\x36\n\x04Read\x12\x16.kvpool.v1.ReadRequest\x1a\x14.kvpool.v1.ReadChunk0\x01\x12:\n\x05Write\x12\x15.kvpool.v1.WriteChunk\x1a\x18.kvpool.v1.WriteResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvpool/wire/gen/pool.proto\x12\tkvpool.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x8e\x03\n\x10\x44\x65scribeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nfree_bytes\x18\x04 \x01(\x04\x12\x12\n\nused_bytes\x18\x05 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x04\x12\x13\n\x0bread_leases\x18\x08 \x01(\x04\x12\x14\n\x0cwrite_leases\x18\t \x01(\x04\x12;\n\x08\x63ounters\x18\n \x03(\x0b\x32).kvpool.v1.DescribeResponse.CountersEntry\x12 \n\x03shm\x18\x0b \x01(\x0b\x32\x13.kvpool.v1.ShmOffer\x12 \n\x03ucx\x18\x0c \x01(\x0b\x32\x13.kvpool.v1.UcxOffer\x12\x11\n\tgrpc_data\x18\r \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\")\n\x08ShmOffer\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\"V\n\x08UcxOffer\x12\x16\n\x0eworker_address\x18\x01 \x01(\x0c\x12\x0c\n\x04rkey\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\"\x1d\n\rLookupRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"!\n\x0eLookupResponse\x12\x0f\n\x07present\x18\x01 \x01(\x0c\"\x89\x01\n\x0eReserveRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x04\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.kvpool.v1.Reservation\x12\x10\n\x08sequence\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0c\n\x04near\x18\x06 \x01(\x08\"\x92\x01\n\x0bReservation\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\x04\x12\x15\n\x08priority\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bpriority_ms\x18\x07 \x01(\x04\x42\x0b\n\t_priority\"E\n\x0fReserveResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12 \n\x06grants\x18\x02 \x03(\x0b\x32\x10.kvpool.v1.Grant\"t\n\x05Grant\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.kvpool.v1.Grant.Outcome\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"0\n\x07Outcome\x12\x0b\n\x07GRANTED\x10\x00\x12\n\n\x06\x45XISTS\x10\x01\x12\x0c\n\x08NO_SPACE\x10\x02\"/\n\rCommitRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"\'\n\x0e\x43ommitResponse\x12\x15\n\tcommitted\x18\x01 \x03(\x08\x42\x02\x10\x01\"u\n\x0e\x41\x63quireRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x10\n\x08sequence\x18\x04 \x01(\r\x12\x12\n\nfetch_from\x18\x05 \x03(\t\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\x08\"D\n\x0f\x41\x63quireResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x1f\n\x05\x66ound\x18\x02 \x03(\x0b\x32\x10.kvpool.v1.Found\"\xbe\x01\n\x05\x46ound\x12\x0b\n\x03hit\x18\x01 \x01(\x08\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\x0e\n\x06parent\x18\x04 \x01(\x0c\x12\r\n\x05\x64\x65pth\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\x04\x12\x10\n\x08sequence\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x15\n\x08priority\x18\t \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bpriority_ms\x18\n \x01(\x04\x42\x0b\n\t_priority\"2\n\x0cRenewRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\x04\"\x1e\n\rRenewResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x08\"3\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0f\n\x07suspect\x18\x02 \x03(\x0c\"\x11\n\x0fReleaseResponse\"\'\n\x05Range\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\"A\n\x0bReadRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12 \n\x06ranges\x18\x02 \x03(\x0b\x32\x10.kvpool.v1.Range\"\x19\n\tReadChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"<\n\nWriteChunk\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\" \n\rWriteResponse\x12\x0f\n\x07written\x18\x01 \x01(\x04\x32\xbf\x04\n\x04Pool\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvpool.v1.DescribeRequest\x1a\x1b.kvpool.v1.DescribeResponse\x12=\n\x06Lookup\x12\x18.kvpool.v1.LookupRequest\x1a\x19.kvpool.v1.LookupResponse\x12@\n\x07Reserve\x12\x19.kvpool.v1.ReserveRequest\x1a\x1a.kvpool.v1.ReserveResponse\x12=\n\x06\x43ommit\x12\x18.kvpool.v1.CommitRequest\x1a\x19.kvpool.v1.CommitResponse\x12@\n\x07\x41\x63quire\x12\x19.kvpool.v1.AcquireRequest\x1a\x1a.kvpool.v1.AcquireResponse\x12:\n\x05Renew\x12\x17.kvpool.v1.RenewRequest\x1a\x18.kvpool.v1.RenewResponse\x12@\n\x07Release\x12\x19.kvpool.v1.ReleaseRequest\x1a\x1a.kvpool.v1.ReleaseResponse\x12\x36\n\x04Read\x12\x16.kvpool.v1.ReadRequest\x1a\x14.kvpool.v1.ReadChunk0\x01\x12:\n\x05Write\x12\x15.kvpool.v1.WriteChunk\x1a\x18.kvpool.v1.WriteResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,44 +49,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKUPREQUEST']._serialized_end=621
   _globals['_LOOKUPRESPONSE']._serialized_start=623
   _globals['_LOOKUPRESPONSE']._serialized_end=656
-  _globals['_RESERVEREQUEST']._serialized_start=658
-  _globals['_RESERVEREQUEST']._serialized_end=781
-  _globals['_RESERVATION']._serialized_start=784
-  _globals['_RESERVATION']._serialized_end=930
-  _globals['_RESERVERESPONSE']._serialized_start=932
-  _globals['_RESERVERESPONSE']._serialized_end=1001
-  _globals['_GRANT']._serialized_start=1003
-  _globals['_GRANT']._serialized_end=1119
-  _globals['_GRANT_OUTCOME']._serialized_start=1071
-  _globals['_GRANT_OUTCOME']._serialized_end=1119
-  _globals['_COMMITREQUEST']._serialized_start=1121
-  _globals['_COMMITREQUEST']._serialized_end=1168
-  _globals['_COMMITRESPONSE']._serialized_start=1170
-  _globals['_COMMITRESPONSE']._serialized_end=1209
-  _globals['_ACQUIREREQUEST']._serialized_start=1211
-  _globals['_ACQUIREREQUEST']._serialized_end=1292
-  _globals['_ACQUIRERESPONSE']._serialized_start=1294
-  _globals['_ACQUIRERESPONSE']._serialized_end=1362
-  _globals['_FOUND']._serialized_start=1364
-  _globals['_FOUND']._serialized_end=1416
-  _globals['_RENEWREQUEST']._serialized_start=1418
-  _globals['_RENEWREQUEST']._serialized_end=1468
-  _globals['_RENEWRESPONSE']._serialized_start=1470
-  _globals['_RENEWRESPONSE']._serialized_end=1500
-  _globals['_RELEASEREQUEST']._serialized_start=1502
-  _globals['_RELEASEREQUEST']._serialized_end=1553
-  _globals['_RELEASERESPONSE']._serialized_start=1555
-  _globals['_RELEASERESPONSE']._serialized_end=1572
-  _globals['_RANGE']._serialized_start=1574
-  _globals['_RANGE']._serialized_end=1613
-  _globals['_READREQUEST']._serialized_start=1615
-  _globals['_READREQUEST']._serialized_end=1680
-  _globals['_READCHUNK']._serialized_start=1682
-  _globals['_READCHUNK']._serialized_end=1707
-  _globals['_WRITECHUNK']._serialized_start=1709
-  _globals['_WRITECHUNK']._serialized_end=1769
-  _globals['_WRITERESPONSE']._serialized_start=1771
-  _globals['_WRITERESPONSE']._serialized_end=1803
-  _globals['_POOL']._serialized_start=1806
-  _globals['_POOL']._serialized_end=2381
+  _globals['_RESERVEREQUEST']._serialized_start=659
+  _globals['_RESERVEREQUEST']._serialized_end=796
+  _globals['_RESERVATION']._serialized_start=799
+  _globals['_RESERVATION']._serialized_end=945
+  _globals['_RESERVERESPONSE']._serialized_start=947
+  _globals['_RESERVERESPONSE']._serialized_end=1016
+  _globals['_GRANT']._serialized_start=1018
+  _globals['_GRANT']._serialized_end=1134
+  _globals['_GRANT_OUTCOME']._serialized_start=1086
+  _globals['_GRANT_OUTCOME']._serialized_end=1134
+  _globals['_COMMITREQUEST']._serialized_start=1136
+  _globals['_COMMITREQUEST']._serialized_end=1183
+  _globals['_COMMITRESPONSE']._serialized_start=1185
+  _globals['_COMMITRESPONSE']._serialized_end=1224
+  _globals['_ACQUIREREQUEST']._serialized_start=1226
+  _globals['_ACQUIREREQUEST']._serialized_end=1343
+  _globals['_ACQUIRERESPONSE']._serialized_start=1345
+  _globals['_ACQUIRERESPONSE']._serialized_end=1413
+  _globals['_FOUND']._serialized_start=1416
+  _globals['_FOUND']._serialized_end=1606
+  _globals['_RENEWREQUEST']._serialized_start=1608
+  _globals['_RENEWREQUEST']._serialized_end=1658
+  _globals['_RENEWRESPONSE']._serialized_start=1660
+  _globals['_RENEWRESPONSE']._serialized_end=1690
+  _globals['_RELEASEREQUEST']._serialized_start=1692
+  _globals['_RELEASEREQUEST']._serialized_end=1743
+  _globals['_RELEASERESPONSE']._serialized_start=1745
+  _globals['_RELEASERESPONSE']._serialized_end=1762
+  _globals['_RANGE']._serialized_start=1764
+  _globals['_RANGE']._serialized_end=1803
+  _globals['_READREQUEST']._serialized_start=1805
+  _globals['_READREQUEST']._serialized_end=1870
+  _globals['_READCHUNK']._serialized_start=1872
+  _globals['_READCHUNK']._serialized_end=1897
+  _globals['_WRITECHUNK']._serialized_start=1899
+  _globals['_WRITECHUNK']._serialized_end=1959
+  _globals['_WRITERESPONSE']._serialized_start=1961
+  _globals['_WRITERESPONSE']._serialized_end=1993
+  _globals['_POOL']._serialized_start=1996
+  _globals['_POOL']._serialized_end=2571
 # @@protoc_insertion_point(module_scope)

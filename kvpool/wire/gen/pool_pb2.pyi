@@ -81,18 +81,20 @@ class LookupResponse(_message.Message):
     def __init__(self, present: _Optional[bytes] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("owner", "lease_ms", "blocks", "sequence", "tenant")
+    __slots__ = ("owner", "lease_ms", "blocks", "sequence", "tenant", "near")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    NEAR_FIELD_NUMBER: _ClassVar[int]
     owner: str
     lease_ms: int
     blocks: _containers.RepeatedCompositeFieldContainer[Reservation]
     sequence: int
     tenant: str
-    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., sequence: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    near: bool
+    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., near: _Optional[bool] = ...) -> None: ...
 
 class Reservation(_message.Message):
     __slots__ = ("key", "parent", "depth", "length", "ttl_ms", "priority", "priority_ms")
@@ -151,16 +153,20 @@ class CommitResponse(_message.Message):
     def __init__(self, committed: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("owner", "lease_ms", "keys", "sequence")
+    __slots__ = ("owner", "lease_ms", "keys", "sequence", "fetch_from", "detail")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FROM_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     owner: str
     lease_ms: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     sequence: int
-    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    fetch_from: _containers.RepeatedScalarFieldContainer[str]
+    detail: bool
+    def __init__(self, owner: _Optional[str] = ..., lease_ms: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., sequence: _Optional[int] = ..., fetch_from: _Optional[_Iterable[str]] = ..., detail: _Optional[bool] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("lease_id", "found")
@@ -171,14 +177,28 @@ class AcquireResponse(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., found: _Optional[_Iterable[_Union[Found, _Mapping]]] = ...) -> None: ...
 
 class Found(_message.Message):
-    __slots__ = ("hit", "offset", "length")
+    __slots__ = ("hit", "offset", "length", "parent", "depth", "ttl_ms", "sequence", "tenant", "priority", "priority_ms")
     HIT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_MS_FIELD_NUMBER: _ClassVar[int]
     hit: bool
     offset: int
     length: int
-    def __init__(self, hit: _Optional[bool] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    parent: bytes
+    depth: int
+    ttl_ms: int
+    sequence: int
+    tenant: str
+    priority: int
+    priority_ms: int
+    def __init__(self, hit: _Optional[bool] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., parent: _Optional[bytes] = ..., depth: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., priority_ms: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("lease_id", "lease_ms")

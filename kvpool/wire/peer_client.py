@@ -1,0 +1,21 @@
+"""A pool node's connection to another one for what only nodes ask: plain values in and out, kvpool errors only."""
+
+from typing import Any
+
+from kvpool.wire.fence import NodeIdentity
+from kvpool.wire.gen import peer_pb2 as pb
+from kvpool.wire.gen import peer_pb2_grpc as rpc
+from kvpool.wire.node_rpc import NodeRpc
+
+
+class PeerRpc(NodeRpc):
+    """Calls to the node `node` at `address`, on one event loop. Errors as of `PoolRpc`."""
+
+    def __init__(self, address: str, node: NodeIdentity) -> None:
+        super().__init__(address, node)
+        self._stub: Any = rpc.PeerStub(self._channel)
+
+    async def handed_over(self, me: NodeIdentity, timeout_s: float) -> bool:
+        """Whether the node has pushed to `me` all that is `me`'s, as far as it holds it."""
+        request = pb.HandoverRequest(node_id=me.node_id, incarnation=me.incarnation)
+        return bool((await self._call(self._stub.Handover, request, timeout_s)).done)
