@@ -1,6 +1,7 @@
 """`python -m kvpool.node`: run one pool node until SIGTERM or SIGINT."""
 
 import asyncio
+import inspect
 import logging
 import signal
 import sys
@@ -17,6 +18,7 @@ from kvpool.policy.eviction import POLICIES
 from kvpool.pool import PoolLimits
 from kvpool.pool.flow import FlowSettings
 from kvpool.units import parse_size
+from kvpool.wire.guard import Guard, guard_options
 
 
 @click.command()
@@ -39,6 +41,7 @@ from kvpool.units import parse_size
 @click.option("--gpu", "gpu_capacity", default="0", show_default=True, help="Bytes of GPU memory for hot blocks.")
 @click.option("--gpu-device", default="cuda", show_default=True, help="Where they are: a torch device.")
 @click.option("--max-blocks", default=PoolLimits().max_blocks, show_default=True, type=click.IntRange(1), help="Blocks in memory at most.")
+@guard_options
 def main(
     cluster: str | None,
     listen: str,
@@ -50,7 +53,7 @@ def main(
     lock_memory: bool,
     policy: str,
     max_blocks: int,
-    **tiers: Any,
+    **more: Any,
 ) -> None:
     """Run one pool node."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -65,7 +68,8 @@ def main(
             node_id=node_id,
             policy=policy,
             limits=PoolLimits(max_blocks=max_blocks),
-            tiers=_tier_config(**tiers),
+            tiers=_tier_config(**{name: more[name] for name in _TIER_FLAGS}),
+            guard=_guard(more),
         )
         asyncio.run(_run(config, cluster))
     except KvpoolError as error:
@@ -93,6 +97,17 @@ def _tier_config(
         gpu_device=gpu_device,
         flow=FlowSettings(write=write, admission=admission),
     )
+
+
+_TIER_FLAGS = tuple(inspect.signature(_tier_config).parameters)
+
+
+def _guard(flags: dict[str, Any]) -> Guard:
+    """What callers are asked; what tenants may is kept beside the SSD's log unless told otherwise."""
+    ssd: Path | None = flags["ssd"]
+    if ssd is not None:
+        ssd.mkdir(parents=True, exist_ok=True)
+    return Guard.open(flags, default_book=None if ssd is None else ssd / "tenants.json")
 
 
 async def _run(config: NodeConfig, cluster: str | None) -> None:

@@ -20,6 +20,7 @@ from kvpool.policy.placement import DEFAULT_EXTENT_TOKENS, NodeState
 from kvpool.pool import BlockView, PinOutcome, PoolState
 from kvpool.pool.flow import OWNER as FLUSH
 from kvpool.request import admin as a
+from kvpool.security.tenants import TenantBook
 from kvpool.tier import Arena
 from kvpool.tier.contract import Tier
 from kvpool.tier.memory import unix_ms
@@ -41,6 +42,13 @@ class NodeAdmin:
         self._arena = arena
         self._tiers = tiers
         self._clock = clock
+        self._book: TenantBook | None = None
+
+    def keep_quotas(self, book: TenantBook) -> None:
+        """Take the quotas in `book`, and keep those that are set from now on there. Raises `ConfigError` for more than the pool keeps."""
+        for tenant, limits in book.all().items():
+            self._state.set_quota(tenant, limits.max_bytes or None)
+        self._book = book
 
     @property
     def identity(self) -> NodeIdentity:
@@ -77,6 +85,8 @@ class NodeAdmin:
 
     async def set_quota(self, tenant: str, max_bytes: int) -> None:
         """See `AdminHandler.set_quota`."""
+        if self._book is not None:
+            await asyncio.to_thread(self._book.change, tenant, max_bytes=max_bytes)
         self._state.set_quota(tenant, max_bytes or None)
 
     async def quotas(self) -> Sequence[a.Quota]:

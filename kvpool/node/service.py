@@ -15,8 +15,10 @@ from kvpool.errors import ConfigError
 from kvpool.node.admin import NodeAdmin
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
+from kvpool.node.tenancy import TenantPool, owners_in
 from kvpool.node.tiers import Tiers
 from kvpool.policy.eviction import make_policy
+from kvpool.policy.rates import Rates
 from kvpool.pool import PoolLimits, PoolState
 from kvpool.request.pool import ShmOffer
 from kvpool.tier import Arena
@@ -24,8 +26,9 @@ from kvpool.tier.arena import DEFAULT_DIRECTORY
 from kvpool.transport import host_boot_id
 from kvpool.transport.ucx import UcxTargetProcess
 from kvpool.units import GIB, format_size
+from kvpool.wire.access_server import add_access
 from kvpool.wire.admin_server import add_admin
-from kvpool.wire.channel import SERVER_OPTIONS, bind
+from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_server import add_pool
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class NodeConfig:
     policy: str = DEFAULT_POLICY
     limits: PoolLimits = field(default_factory=PoolLimits)
     tiers: TierConfig = field(default_factory=TierConfig)
+    guard: Guard = OPEN
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.offers or () if name not in OFFERS]
@@ -112,10 +116,15 @@ class PoolNode:
             handler.shm = ShmOffer(path=str(self._arena.path), boot_id=host_boot_id())
         if "ucx" in wanted:
             await self._offer_ucx(handler, self._arena)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_pool(self._server, handler)
-        add_admin(self._server, NodeAdmin(handler, state, self._arena, self._tiers, clock))
-        self.address = bind(self._server, config.listen)
+        guard, rates = config.guard, Rates(config.guard.limits)
+        admin = NodeAdmin(handler, state, self._arena, self._tiers, clock)
+        if guard.book is not None:
+            admin.keep_quotas(guard.book)
+        self._server = guard.server(rates, clock)
+        add_pool(self._server, TenantPool(handler, owners_in(state, self._tiers), clock, rates))
+        add_admin(self._server, admin)
+        add_access(self._server, guard)
+        self.address = guard.bind(self._server, config.listen)
         await self._server.start()
         self._ticker = asyncio.create_task(_tick(handler))
         if self._membership is not None:
