@@ -1,6 +1,6 @@
 """How much per second: a token bucket that may go into debt, and one pair of them per tenant. Pure; time is an argument.
 
-A call is let in while its tenant's buckets are above zero, and pays afterwards what it really cost. So a large call is never cut in
+A call is let in when its tenant may make one more and owes no bytes, and pays afterwards what it really cost. So a large call is never cut in
 two, and the calls behind it wait until the debt is paid: over time the rate holds exactly.
 """
 
@@ -44,12 +44,14 @@ class Bucket:
         self._level = self.burst
         self._at_ns = now_ns
 
-    def wait_ns(self, now_ns: int) -> int:
-        """How long until something may be taken; 0: now."""
+    def wait_ns(self, now_ns: int, needed: float = 0.0) -> int:
+        """How long until more than nothing, and at least `needed` (no more than a burst), is there to take; 0: now."""
         if not self.per_s:
             return 0
         self._fill(now_ns)
-        return 0 if self._level > 0 else int(-self._level / self.per_s * SECOND) + 1
+        if self._level > 0 and self._level >= needed:
+            return 0
+        return int((needed - self._level) / self.per_s * SECOND) + 1
 
     def take(self, amount: float, now_ns: int) -> None:
         """Pay."""
@@ -73,7 +75,7 @@ class Rates:
     def admit(self, tenant: str, now_ns: int) -> int:
         """One call of `tenant` comes: 0 when it may go on (it is counted), else the nanoseconds to wait."""
         calls, nbytes = self._of(tenant, now_ns)
-        wait_ns = max(calls.wait_ns(now_ns), nbytes.wait_ns(now_ns))
+        wait_ns = max(calls.wait_ns(now_ns, needed=1.0), nbytes.wait_ns(now_ns))
         if not wait_ns:
             calls.take(1, now_ns)
         return wait_ns

@@ -42,6 +42,7 @@ _ERRORS: dict[grpc.StatusCode, Callable[[str], KvpoolError]] = {
 _HANDSHAKES = (
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS; connect without --tls-ca and --tls-cert, or give the server a certificate"),
     ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not trusted; is it signed by --tls-ca, in date, and for this host?"),
+    ("BAD_SIGNATURE", "the server's certificate is not trusted; another authority than --tls-ca signed it"),
     ("Hostname Verification", "the server's certificate is for another name; give --tls-name"),
     ("No match found for server name", "the server's certificate is for another name; give --tls-name"),
     (

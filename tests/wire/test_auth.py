@@ -1,0 +1,188 @@
+"""Who may call what: the table is complete, and the gate keeps to it."""
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+import kvpool.wire.gen
+from kvpool.clock import MonotonicClock
+from kvpool.errors import AccessError, ConfigError, LimitError
+from kvpool.policy.rates import Rates, TenantLimits
+from kvpool.security.audit import AuditLog
+from kvpool.security.principal import ANYBODY, Right
+from kvpool.security.tokens import TokenTable, new_token, revoke
+from kvpool.wire.access_client import AccessRpc
+from kvpool.wire.access_server import add_access
+from kvpool.wire.auth import METHODS, Gate, caller
+from kvpool.wire.channel import bind, make_server
+from kvpool.wire.credentials import Security
+from kvpool.wire.guard import Guard
+from kvpool.wire.status import error_of
+
+
+def all_methods() -> set[str]:
+    """Every call of every service there is."""
+    found: set[str] = set()
+    for info in pkgutil.iter_modules(kvpool.wire.gen.__path__):
+        if info.name.endswith("_pb2"):
+            module = importlib.import_module(f"kvpool.wire.gen.{info.name}")
+            for service in module.DESCRIPTOR.services_by_name.values():
+                found |= {f"/{service.full_name}/{method.name}" for method in service.methods}
+    return found
+
+
+def test_every_call_of_every_service_has_an_entry() -> None:
+    """A call without one is refused: whoever adds a call must say who may make it."""
+    assert all_methods() == set(METHODS)
+
+
+def test_only_who_am_i_takes_no_right() -> None:
+    """Everything else must be given on purpose."""
+    assert [method for method, rights in METHODS.items() if not rights] == ["/kvpool.v1.Access/WhoAmI"]
+
+
+def test_every_admin_call_takes_the_admin_right() -> None:
+    """Verbs of operators, whatever else a principal may."""
+    assert all(rights == (Right.ADMIN,) for method, rights in METHODS.items() if ".Admin/" in method)
+
+
+@dataclass
+class Served:
+    """A server behind a gate, and the token table it looks at."""
+
+    address: str
+    tokens: Path
+    audit: Path
+    limits: dict[str, TenantLimits]
+    server: grpc.aio.Server
+
+    def client(self, *rights: str, tenant: str | None = None, name: str = "alice") -> AccessRpc:
+        """A connection with a fresh token."""
+        _, token = new_token(self.tokens, name=name, tenant=tenant, rights=rights, now_s=0)
+        return self.with_token(token)
+
+    def with_token(self, token: str) -> AccessRpc:
+        """A connection with this token."""
+        path = self.tokens.with_name(f"token-{abs(hash(token))}")
+        path.write_text(token + "\n")
+        return AccessRpc(self.address, security=Security(token_file=path))
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """A gate with tokens, rates and an audit log in front of Access."""
+    tokens, audit, limits = tmp_path / "tokens.json", tmp_path / "audit.log", dict[str, TenantLimits]()
+    new_token(tokens, name="first", tenant=None, rights=["read"], now_s=0)
+    rates = Rates(lambda tenant: limits.get(tenant, TenantLimits()))
+    gate = Gate(clock=MonotonicClock(), tokens=TokenTable(tokens), rates=rates, audit=AuditLog(audit))
+    server = make_server([gate])
+    add_access(server, Guard(tokens=TokenTable(tokens)))
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    yield Served(address, tokens, audit, limits, server)
+    await server.stop(0)
+
+
+async def test_caller_is_who_the_token_says(served: Served) -> None:
+    """And is told its rights."""
+    client = served.client("read", "write")
+    me = await client.who_am_i(5)
+    assert (me.name, me.tenant, me.rights, me.salt) == ("alice", None, ("read", "write"), b"")
+    await client.close()
+    assert caller() is ANYBODY
+
+
+async def test_call_without_a_token_is_refused_with_advice(served: Served) -> None:
+    """The message says what to do."""
+    client = AccessRpc(served.address)
+    with pytest.raises(AccessError, match="--token-file"):
+        await client.who_am_i(5)
+    await client.close()
+
+
+async def test_revoked_token_is_refused_at_the_next_call(served: Served) -> None:
+    """On a connection that is open."""
+    client = served.client("read")
+    await client.who_am_i(5)
+    revoke(served.tokens, "alice")
+    with pytest.raises(AccessError, match="revoked"):
+        await client.who_am_i(5)
+    await client.close()
+
+
+async def test_right_that_is_missing_is_named(served: Served) -> None:
+    """So that an operator can give it."""
+    client = served.client("read", "write", tenant="acme")
+    with pytest.raises(AccessError, match=r"alice may not call .*SetRates: it needs the right admin"):
+        await client.set_rates("acme", requests_per_s=0, bytes_per_s=0, timeout_s=5)
+    await client.close()
+    line = served.audit.read_text()
+    assert '"who":"alice"' in line
+    assert "PERMISSION_DENIED" in line
+
+
+async def test_admin_action_is_written_down_with_its_outcome(served: Served) -> None:
+    """Also one that failed."""
+    client = served.client("admin", name="root")
+    with pytest.raises(ConfigError, match="--tenants"):
+        await client.set_rates("acme", requests_per_s=5, bytes_per_s=0, timeout_s=5)
+    await client.close()
+    line = served.audit.read_text()
+    assert '"who":"root"' in line
+    assert '"what":"SetRates"' in line
+    assert '"tenant":"acme"' in line
+    assert '"outcome":"INVALID_ARGUMENT"' in line
+
+
+async def test_call_above_the_rate_of_its_tenant_is_refused_for_now(served: Served) -> None:
+    """Says when to come back; others go on."""
+    one, other = served.client("read", tenant="acme"), served.client("read", tenant="other", name="bob")
+    served.limits["acme"] = TenantLimits(requests_per_s=0.001)
+    with pytest.raises(ConfigError, match="cluster-secret"):
+        await one.who_am_i(5)  # let in
+    with pytest.raises(LimitError, match=r"tenant acme is above its rate; try again in \d+ ms"):
+        await one.who_am_i(5)
+    with pytest.raises(ConfigError, match="cluster-secret"):
+        await other.who_am_i(5)
+    await one.close()
+    await other.close()
+
+
+async def test_method_without_an_entry_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails closed, for whoever it may be."""
+    rest = {method: rights for method, rights in METHODS.items() if "WhoAmI" not in method}
+    monkeypatch.setattr("kvpool.wire.auth.METHODS", rest)
+    client = served.client("read", "write", "map", "worker", "admin")
+    with pytest.raises(AccessError, match="no entry"):
+        await client.who_am_i(5)
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (("authorization", "Basic dXNlcjpwYXNz"),),
+        (("authorization", "Bearer"),),
+        (("authorization", "Bearer "),),
+        (("authorization", "Bearer kvp_" + "a" * 43),),
+        (("authorization", "Bearer a"), ("authorization", "Bearer b")),
+        (("authorization", "Bearer " + "x" * 4000),),
+    ],
+)
+async def test_malformed_authorization_is_refused(served: Served, metadata: Any) -> None:
+    """However it is malformed, and without being quoted."""
+    channel = grpc.aio.insecure_channel(served.address)
+    call = channel.unary_unary("/kvpool.v1.Access/WhoAmI")
+    with pytest.raises(grpc.RpcError) as caught:
+        await call(b"", timeout=5, metadata=metadata)
+    error = error_of(caught.value, "x")
+    assert isinstance(error, AccessError)
+    assert "kvp_" not in str(error)
+    assert "dXNl" not in str(error)
+    await channel.close()
