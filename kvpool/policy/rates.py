@@ -1,7 +1,7 @@
 """How much per second: a token bucket that may go into debt, and one pair of them per tenant. Pure; time is an argument.
 
-A call is let in when its tenant may make one more and owes no bytes, and pays afterwards what it really cost. So a large call is never cut in
-two, and the calls behind it wait until the debt is paid: over time the rate holds exactly.
+A call is let in when its tenant may make one more and owes no bytes, and pays afterwards what it really cost. So a large call is never
+cut in two, and the calls behind it wait until the debt is paid: over time the rate holds exactly.
 """
 
 from collections import OrderedDict
