@@ -13,6 +13,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.cluster import Membership, Registration
 from kvpool.errors import ConfigError
 from kvpool.node.admin import NodeAdmin
+from kvpool.node.events import NodeEvents
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
 from kvpool.node.tenancy import TenantPool, owners_in
@@ -28,6 +29,7 @@ from kvpool.transport.ucx import UcxTargetProcess
 from kvpool.units import GIB, format_size
 from kvpool.wire.access_server import add_access
 from kvpool.wire.admin_server import add_admin
+from kvpool.wire.events_server import add_events
 from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_server import add_pool
 
@@ -88,6 +90,7 @@ class PoolNode:
         self._registration: Registration | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._tiers: Tiers | None = None
+        self._events: NodeEvents | None = None
 
     async def start(self) -> None:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
@@ -100,8 +103,11 @@ class PoolNode:
         except BaseException:
             await asyncio.to_thread(opened.close)
             raise
-        state, clock = PoolState(self._arena.capacity, make_policy(config.policy), config.limits), MonotonicClock()
+        clock = MonotonicClock()
+        self._events = NodeEvents(self.node_id, self.incarnation, clock)
+        state = PoolState(self._arena.capacity, make_policy(config.policy), config.limits, self._events.arena_changed)
         self._tiers = Tiers(state, self._arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
+        await self._events.start(below=opened.below, beside=opened.beside)
         self._tiers.start()
         handler = NodeHandler(
             state,
@@ -123,6 +129,7 @@ class PoolNode:
         self._server = guard.server(rates, clock)
         add_pool(self._server, TenantPool(handler, owners_in(state, self._tiers), clock, rates))
         add_admin(self._server, admin)
+        add_events(self._server, self._events)
         add_access(self._server, guard)
         self.address = guard.bind(self._server, config.listen)
         await self._server.start()
@@ -156,6 +163,8 @@ class PoolNode:
         """Leave, finish calls in flight (bounded), give the memory back. A second call does nothing."""
         if self._registration is not None:
             await asyncio.to_thread(self._registration.close)
+        if self._events is not None:
+            await self._events.stop()
         if self._server is not None:
             await self._server.stop(grace=1.0)
         if self._ticker is not None:
@@ -167,7 +176,7 @@ class PoolNode:
             await self._tiers.stop()
         if self._arena is not None:
             self._arena.close()
-        self._registration = self._server = self._ticker = self._target = self._tiers = self._arena = None
+        self._registration = self._events = self._server = self._ticker = self._target = self._tiers = self._arena = None
 
 
 async def _tick(handler: NodeHandler) -> None:
