@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.block import Namespace
+from kvpool.client.access import own_namespace
 from kvpool.client.arrays import as_rows, new_blocks
 from kvpool.client.choose import AUTO
 from kvpool.client.pool import AsyncPoolClient
 from kvpool.client.retention import Retention
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND
+from kvpool.wire.credentials import PLAIN, Security
 
 T = TypeVar("T")
 _GRACE_S = 5.0
@@ -103,14 +105,16 @@ class AsyncClient:
 class Client:
     """Blocks by tokens, for synchronous code, from any thread. Made by `kvpool.connect`; a context manager."""
 
-    def __init__(self, source: str, namespace: Namespace, transport: str, timeout_s: float) -> None:
+    def __init__(self, source: str, namespace: Namespace, transport: str, timeout_s: float, security: Security | None = None) -> None:
         self._timeout_s = timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvpool-client", daemon=True)
         self._thread.start()
         self._closed = False
         try:
-            self._client = self._run(connect_async(source, namespace=namespace, transport=transport, timeout_s=timeout_s))
+            self._client = self._run(
+                connect_async(source, namespace=namespace, transport=transport, timeout_s=timeout_s, security=security)
+            )
         except BaseException:
             self._stop()
             raise
@@ -157,14 +161,21 @@ class Client:
         self._loop.close()
 
 
-async def connect_async(source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0) -> AsyncClient:
+async def connect_async(
+    source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0, security: Security | None = None
+) -> AsyncClient:
     """Connect to a pool: `source` is a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`).
 
     `namespace` says whose blocks these are (model, weights, geometry, tenant); `transport` is `auto`, `shm`, `ucx` or `grpc`.
-    Raises `ConfigError`, and `UnavailableError` when a transport is named by which no node can be reached. Without a node
-    `auto` connects all the same: nobody there is a miss.
+    `security` holds certificates and a token, by default those that the environment names (`Security.from_environment`); the blocks of a
+    token that is bound to a tenant get that tenant's salt, which a node tells. Raises `ConfigError`; with `security`, `AccessError`, and
+    `UnavailableError` when no node answers; `UnavailableError` too when a transport is named by which no node can be reached. Otherwise
+    it connects without a node all the same: nobody there is a miss.
     """
-    pool = await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s)
+    security = Security.from_environment() if security is None else security
+    if security != PLAIN:
+        namespace = await own_namespace(source, namespace, security, timeout_s)
+    pool = await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s, security=security)
     reasons = await pool.connect() if transport != AUTO else []
     if reasons and not pool.reaches():
         await pool.close()
@@ -172,6 +183,8 @@ async def connect_async(source: str, *, namespace: Namespace, transport: str = "
     return AsyncClient(pool, timeout_s)
 
 
-def connect(source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0) -> Client:
+def connect(
+    source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0, security: Security | None = None
+) -> Client:
     """Connect to a pool from synchronous code; see `connect_async`."""
-    return Client(source, namespace, transport, timeout_s)
+    return Client(source, namespace, transport, timeout_s, security)
