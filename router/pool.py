@@ -1,16 +1,40 @@
-"""The pool as the router sees it: which leading blocks of a chain are there, asked of their owners, one call per node.
+"""The pool as the router sees it: which leading blocks of a chain are there, asked in rounds of those that may hold them.
 
-Ownership is computed from the view of live nodes, by the same rule the workers' clients use. No data path is opened.
+Whom to ask is computed from the view of live nodes, by the same rule the workers' clients use: the owner first, one call per node,
+then for what it lacks, or when it fails, the next. No data path is opened.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvpool.block import BlockKey
-from kvpool.client.plan import by_node, leading, owners_of
-from kvpool.policy.placement import PlacedNode
-from router.fleet import ClusterView
+from kvpool.client.plan import leading, placements
+from kvpool.cluster import Member
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import Identity
+from kvpool.errors import RemoteError
+from kvpool.policy.placement import node_from_info
+
+ROUNDS = 3
+"""Nodes that are asked for one block at most."""
+
+
+class PoolView(Protocol):
+    """What is needed of `kvpool.cluster.Membership`."""
+
+    def members(self, role: str | None = None) -> tuple[Member, ...]:
+        """The last known view; never blocks."""
+        ...
+
+    def quarantined(self) -> frozenset[Identity]:
+        """Those that can't be reached; never blocks."""
+        ...
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the cluster agrees on; never blocks."""
+        ...
 
 
 class NodePort(Protocol):
@@ -36,7 +60,7 @@ class _Link:
 class NodesProbe:
     """A `PoolProbe` over the cluster's live nodes. Lives on one event loop."""
 
-    def __init__(self, view: ClusterView, connect: Callable[[str], NodePort]) -> None:
+    def __init__(self, view: PoolView, connect: Callable[[str], NodePort]) -> None:
         """`connect` makes a port from host:port."""
         self._view = view
         self._connect = connect
@@ -48,21 +72,41 @@ class NodesProbe:
         await self._drop_all_but({(member.id, member.incarnation) for member in nodes.values()})
         if not nodes or not keys:
             return 0
-        groups = by_node(owners_of(keys, 0, len(keys), block_tokens, [PlacedNode(id=node_id) for node_id in nodes]))
-        present = bytearray(len(keys))
+        answers: list[bool | RemoteError] = [False] * len(keys)
+        orders = self._orders(keys, block_tokens, nodes)
 
         async def ask(node_id: str, positions: Sequence[int]) -> None:
             link = self._link(node_id, nodes[node_id].incarnation, nodes[node_id].address)
             link.users += 1
             try:
-                answer = await link.port.lookup([keys[i] for i in positions], timeout_s)
+                present = await link.port.lookup([keys[i] for i in positions], timeout_s)
+            except RemoteError as error:
+                for position in positions:
+                    answers[position] = error
+                return
             finally:
                 link.users -= 1
-            for position, bit in zip(positions, answer, strict=True):
-                present[position] = bit
+            for position, bit in zip(positions, present, strict=True):
+                answers[position] = bool(bit)
 
-        await asyncio.gather(*(ask(node_id, positions) for node_id, positions in groups.items()))
-        return leading(present)
+        for round_ in range(ROUNDS):
+            groups: dict[str, list[int]] = {}
+            for position, order in enumerate(orders):
+                if answers[position] is not True and round_ < len(order):
+                    groups.setdefault(order[round_], []).append(position)
+            await asyncio.gather(*(ask(node_id, positions) for node_id, positions in groups.items()))
+        known = leading([answer is True for answer in answers])
+        end = answers[known] if known < len(keys) else False
+        if isinstance(end, RemoteError):
+            raise end
+        return known
+
+    def _orders(self, keys: Sequence[BlockKey], block_tokens: int, nodes: Mapping[str, Member]) -> list[tuple[str, ...]]:
+        """Whom to ask for each key. Of a namespace with fewer copies than the most, the last in order just hold nothing."""
+        config, ill = self._view.config, self._view.quarantined()
+        placed = [node_from_info(member.id, member.info, quarantined=member.identity in ill) for member in nodes.values()]
+        copies = max((config.copies, *config.namespace_copies.values()))
+        return [one.order for one in placements(keys, 0, len(keys), block_tokens, config.extent_tokens, placed, copies)]
 
     async def close(self) -> None:
         """Disconnect from all nodes."""

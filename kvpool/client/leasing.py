@@ -2,22 +2,22 @@
 
 A lease is sized by the bytes it is for: long enough for a slow link, short enough that a client that dies doesn't hold memory for long.
 While the transfer runs it is renewed at a third of its length, away from the thread that moves the bytes. A lease that is lost all the
-same (the node restarted, or this process was stopped for longer than the lease) stops the transfer: what had arrived was validated, the
-rest is a miss, and nothing more is written to places that may be somebody else's by now.
+same (the node restarted, or this process was stopped for longer than the lease) is left alone from then on: what had arrived was validated,
+the rest is read elsewhere or is a miss, and nothing more is written to places that may be somebody else's by now.
 """
 
 import asyncio
 import logging
 import time
 
-from kvpool.client.transfer import Transfer
+from kvpool.client.transfer import SLOWEST_BYTES_PER_S, Transfer
 from kvpool.errors import RemoteError
 from kvpool.units import MS
 
 log = logging.getLogger(__name__)
 
 BASE_MS = 3_000
-SLOWEST_BYTES_PER_MS = 20_000  # 20 MB/s
+SLOWEST_BYTES_PER_MS = SLOWEST_BYTES_PER_S // 1000
 MARGIN_MS = 1_000
 _CALL_S = 2.0
 
@@ -29,20 +29,22 @@ def lease_ms(nbytes: int, deadline_ns: int) -> int:
 
 
 async def keep_alive(transfer: Transfer, length_ms: int) -> None:
-    """Renew the transfer's leases until cancelled, or one of them is lost: then the transfer is stopped."""
-    while True:
+    """Renew the transfer's leases until cancelled, or none is left; those that are lost are named to the transfer."""
+    while len(transfer.lost) < len(transfer.leases):
         await asyncio.sleep(length_ms / 3000)
-        await asyncio.gather(*(_renew(transfer, node_id, lease_id, length_ms) for node_id, lease_id in transfer.leases.items() if lease_id))
-        if transfer.stopped.is_set():
-            return
+        await asyncio.gather(
+            *(_renew(transfer, number, length_ms) for number in range(len(transfer.leases)) if number not in transfer.lost)
+        )
 
 
-async def _renew(transfer: Transfer, node_id: str, lease_id: int, length_ms: int) -> None:
+async def _renew(transfer: Transfer, number: int, length_ms: int) -> None:
+    lease = transfer.leases[number]
+    node_id = lease.link.node.node_id
     try:
-        alive = await transfer.links[node_id].rpc.renew(lease_id, length_ms, min(_CALL_S, length_ms / 3000))
+        alive = await lease.link.rpc.renew(lease.id, length_ms, min(_CALL_S, length_ms / 3000))
     except RemoteError as error:
         log.debug("renewal on node %s: %s; tried again before the lease runs out", node_id[:8], error)
         return
     if not alive:
-        log.warning("lease %d on node %s was lost during a transfer; the rest is a miss", lease_id, node_id[:8])
-        transfer.stopped.set()
+        log.warning("lease %d on node %s was lost during a transfer", lease.id, node_id[:8])
+        transfer.lost.add(number)

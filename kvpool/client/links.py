@@ -1,7 +1,8 @@
 """Connections to the nodes: opened once per (node, incarnation), shared by all calls, given up and re-opened when they fail.
 
-A node that fails to answer is left alone for `_COOLDOWN_NS`, so a dead node costs one failed call, not one per block. A reach
-that fails while `auto` is set is skipped for `_REACH_COOLDOWN_NS`: the next call takes the next best one, visibly (log, status).
+A node that fails to answer is left alone for a while (`health.py` says how long), so a dead node costs one failed call, not one per block;
+one that keeps failing is probed by connecting to it anew, and reported to the cluster as long as it is ill. A reach that fails
+while `auto` is set is skipped for `_REACH_COOLDOWN_NS`: the next call takes the next best one, visibly (log, status).
 """
 
 import asyncio
@@ -10,7 +11,9 @@ import time
 from dataclasses import dataclass
 
 from kvpool.client.choose import AUTO, check_transport, open_reach
+from kvpool.client.health import Health, Plane
 from kvpool.client.sources import NodeRef, NodeSource
+from kvpool.cluster.config import ClusterConfig
 from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
 from kvpool.transport import Reach
 from kvpool.units import SECOND
@@ -20,9 +23,9 @@ from kvpool.wire.pool_client import PoolRpc
 
 log = logging.getLogger(__name__)
 
-_COOLDOWN_NS = SECOND
 _REACH_COOLDOWN_NS = 30 * SECOND
 _LOOK_S = 1.0
+_PROBE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class Links:
         self._security = security
         self._transport = check_transport(transport)
         self._open: dict[NodeRef, asyncio.Task[NodeLink]] = {}
-        self._cool_until_ns: dict[NodeRef, int] = {}
+        self.health: Health[NodeRef] = Health()
+        self._reported: set[NodeRef] = set()
         self._skip_until_ns: dict[tuple[str, str], int] = {}
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
@@ -51,15 +55,46 @@ class Links:
         """The live nodes as last known: those that own blocks."""
         return self._source.nodes()
 
+    @property
+    def config(self) -> ClusterConfig:
+        """What the cluster agrees on, as last known."""
+        return self._source.config
+
     def resting(self, ref: NodeRef) -> bool:
-        """True for a moment after `ref` failed: it still owns its blocks, but is not asked."""
-        return self._cool_until_ns.get(ref, 0) > time.monotonic_ns()
+        """True for a while after `ref` failed: it still owns its blocks, but is not asked."""
+        return self.health.resting(ref, time.monotonic_ns())
+
+    def slow(self, ref: NodeRef) -> bool:
+        """True while a call to `ref` takes longer than it should: others are asked first."""
+        return self.health.overdue(ref, time.monotonic_ns())
 
     async def prune(self) -> None:
         """Disconnect from nodes that are gone: a mapping that stays open keeps a dead node's memory from its host."""
         live = set(self._source.nodes())
         gone = [self._open.pop(ref) for ref in list(self._open) if ref not in live]
         await asyncio.gather(*(_discard(task) for task in gone))
+
+    async def care(self) -> None:
+        """Probe the nodes that are ill and have rested, and tell the cluster who is ill and who no longer is."""
+        live = set(self._source.nodes())
+        self.health.keep_only(live)
+
+        async def probe(ref: NodeRef) -> None:
+            try:
+                await self.link(ref, _PROBE_S)
+            except (RemoteError, ClosedError) as error:
+                log.info("node %s doesn't answer its probe: %s", ref.node_id[:8], error)
+                return
+            log.info("node %s answers its probe and is asked again", ref.node_id[:8])
+            self.health.probed(ref)
+
+        await asyncio.gather(*map(probe, self.health.to_probe(time.monotonic_ns())))
+        ill = set(self.health.ill())
+        for ref in ill:
+            self._source.report(ref, healthy=False)  # a report ends by itself, so it is repeated
+        for ref in (self._reported - ill) & live:
+            self._source.report(ref, healthy=True)
+        self._reported = ill
 
     async def connect_all(self, timeout_s: float) -> list[str]:
         """Connect to every node there is, ahead of need: a first connection costs more than most transfers. Why some can't be had."""
@@ -107,13 +142,13 @@ class Links:
                 raise
             raise UnavailableError(f"the connection to the node at {ref.address} was given up by another call") from None
 
-    async def failed(self, ref: NodeRef, *, reach: str | None = None) -> None:
-        """Give up the connection to `ref`: its node, or only its `reach`, failed."""
+    async def failed(self, ref: NodeRef, plane: Plane = "control", *, reach: str | None = None) -> None:
+        """Give up the connection to `ref`: one of its planes, or only its `reach`, failed."""
         now_ns = time.monotonic_ns()
         if reach is not None and self._transport == AUTO:
             self._skip_until_ns[ref.node_id, reach] = now_ns + _REACH_COOLDOWN_NS
         else:
-            self._cool_until_ns[ref] = now_ns + _COOLDOWN_NS
+            self.health.failed(ref, plane, now_ns)
         task = self._open.pop(ref, None)
         if task is not None:
             log.warning("node %s at %s: %s failed; giving the connection up", ref.node_id[:8], ref.address, reach or "it")
@@ -143,10 +178,9 @@ class Links:
         return NodeLink(node=ref, rpc=rpc, reach=reach)
 
     def _forget_the_gone(self) -> None:
-        """Bound the books: nodes that left the view need no cooldown."""
-        live = set(self._source.nodes())
+        """Bound the books."""
         now_ns = time.monotonic_ns()
-        self._cool_until_ns = {ref: until for ref, until in self._cool_until_ns.items() if ref in live and until > now_ns}
+        self.health.keep_only(set(self._source.nodes()))
         self._skip_until_ns = {key: until for key, until in self._skip_until_ns.items() if until > now_ns}
 
 

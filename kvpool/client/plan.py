@@ -1,44 +1,44 @@
-"""Pure planning: who owns which block of a chain, and which bytes travel together.
+"""Pure planning: where each block of a chain lives, and which bytes travel together.
 
-A transfer is cut into *windows*: consecutive blocks that fit one staging buffer. Inside a window each node's frames become
-runs of (arena offset, length, position in the buffer); runs adjacent on both sides become one.
+A transfer is cut into *windows*: consecutive blocks that fit one staging buffer. Inside a window each lease's frames become
+runs of (arena offset, length, position in the buffer); runs adjacent on both sides become one. A block that is read has one
+place; one that is written has as many as it gets copies, and they share its bytes in the buffer.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvpool.block import BlockKey
-from kvpool.policy.placement import PlacedNode, blocks_per_extent, place
+from kvpool.policy.placement import PlacedNode, Placement, blocks_per_extent, place
 from kvpool.transport import Run, merge_runs
+
+Place = tuple[int, int]
+"""(number of the lease among those of a transfer, arena offset)."""
+Piece = tuple[int, int, tuple[Place, ...]]
+"""(index in the chain, frame length, places)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Blocks that are staged together.
 
-    `spots[j]` is (index of the block in its chain, start, length) in the buffer, `nodes[j]` where it comes from or goes to;
-    `runs` holds each node's transfers.
+    `spots[j]` is (index of the block in its chain, start, length) in the buffer, `leases[j]` the numbers of the leases under which it
+    is read or written; `runs` holds each lease's transfers.
     """
 
     spots: tuple[tuple[int, int, int], ...]
-    nodes: tuple[str, ...]
-    runs: dict[str, tuple[Run, ...]]
+    leases: tuple[tuple[int, ...], ...]
+    runs: dict[int, tuple[Run, ...]]
 
 
-def owners_of(chain: Sequence[BlockKey], first: int, count: int, block_tokens: int, nodes: Sequence[PlacedNode]) -> list[str]:
-    """The node id that owns each of chain[first : first + count]. `nodes` must not be empty."""
-    extent = blocks_per_extent(block_tokens)
+def placements(
+    chain: Sequence[BlockKey], first: int, count: int, block_tokens: int, extent_tokens: int, nodes: Sequence[PlacedNode], copies: int
+) -> list[Placement]:
+    """Where each of chain[first : first + count] lives: the same whatever part of the chain is asked for."""
+    extent = blocks_per_extent(block_tokens, extent_tokens)
     start = first - first % extent
-    placed = place(chain[start : first + count], extent, nodes, 1)
-    return [placed[i // extent].targets[0] for i in range(first - start, first - start + count)]
-
-
-def by_node(owner_ids: Sequence[str]) -> dict[str, list[int]]:
-    """Positions of each node's blocks, in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for position, node_id in enumerate(owner_ids):
-        groups.setdefault(node_id, []).append(position)
-    return groups
+    placed = place(chain[start : first + count], extent, nodes, copies)
+    return [placed[i // extent] for i in range(first - start, first - start + count)]
 
 
 def leading(present: Sequence[object]) -> int:
@@ -49,30 +49,31 @@ def leading(present: Sequence[object]) -> int:
     return len(present)
 
 
-def windows(pieces: Sequence[tuple[int, str, int, int]], budget: int) -> Iterator[Window]:
-    """Cut `pieces` of (index, node id, arena offset, length) into windows of at most `budget` bytes, at least one piece each."""
-    batch: list[tuple[int, str, int, int]] = []
+def windows(pieces: Sequence[Piece], budget: int) -> Iterator[Window]:
+    """Cut `pieces` into windows of at most `budget` bytes, at least one piece each."""
+    batch: list[Piece] = []
     filled = 0
     for piece in pieces:
-        if batch and filled + piece[3] > budget:
+        if batch and filled + piece[1] > budget:
             yield _window(batch)
             batch, filled = [], 0
         batch.append(piece)
-        filled += piece[3]
+        filled += piece[1]
     if batch:
         yield _window(batch)
 
 
-def _window(batch: Sequence[tuple[int, str, int, int]]) -> Window:
+def _window(batch: Sequence[Piece]) -> Window:
     spots: list[tuple[int, int, int]] = []
-    runs: dict[str, list[Run]] = {}
+    runs: dict[int, list[Run]] = {}
     at = 0
-    for index, node_id, offset, length in batch:
+    for index, length, places in batch:
         spots.append((index, at, length))
-        runs.setdefault(node_id, []).append(Run(offset=offset, length=length, at=at))
+        for lease, offset in places:
+            runs.setdefault(lease, []).append(Run(offset=offset, length=length, at=at))
         at += length
     return Window(
         spots=tuple(spots),
-        nodes=tuple(node_id for _, node_id, _, _ in batch),
-        runs={node_id: merge_runs(some) for node_id, some in runs.items()},
+        leases=tuple(tuple(lease for lease, _ in places) for _, _, places in batch),
+        runs={lease: merge_runs(some) for lease, some in runs.items()},
     )

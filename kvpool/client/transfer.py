@@ -3,11 +3,14 @@
 Bytes are staged: a window of frames is copied into a reused buffer, each frame is validated there (header, key, checksum), and
 only then handed on. So whatever a dying node, an expired lease or a zombie writer does to the arena, the caller sees a whole
 right block or none.
+
+A place that fails ends nothing but itself: a reader learns how far it got and under which lease it went wrong, so that the rest can be read
+elsewhere; a writer goes on with the other copies.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,18 +20,19 @@ import numpy.typing as npt
 from kvpool.block import BlockKey
 from kvpool.block.frame import Framer
 from kvpool.client.links import NodeLink
-from kvpool.client.plan import Window, windows
-from kvpool.errors import FrameError
-from kvpool.transport import Reach
-from kvpool.units import MIB
+from kvpool.client.plan import Piece, Window, windows
+from kvpool.errors import ClosedError, DeadlineError, FrameError, KvpoolError, RemoteError
+from kvpool.transport import Reach, Run
+from kvpool.units import MIB, SECOND
 
 Payload = npt.NDArray[np.uint8]
 Touch = Callable[[int, Payload], None]
 """Called with a block's index in its chain and its payload, to take it (a sink) or to write it (a fill)."""
-Piece = tuple[int, str, int, int]
-"""(index in the chain, node id, arena offset, frame length)."""
-
 WINDOW_BYTES = 8 * MIB
+SLOWEST_BYTES_PER_S = 20_000_000
+"""A slow link: what leases are sized by, and what is waited for where there is a choice."""
+STALL_NS = SECOND // 2
+"""How much longer than a slow link a node may take where there is a choice."""
 
 
 class Stages:
@@ -55,49 +59,76 @@ class Stages:
                     self._idle.append(buffer)
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a node granted: room to write, or blocks that stay while they are read."""
+
+    link: NodeLink
+    id: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """One batch of blocks under way between a caller's memory and the nodes that `links` (by node id) lead to.
+    """One batch of blocks under way between a caller's memory and the places that `leases` cover, which `pieces` name by number.
 
-    `pieces` are in the order of the chain; `counts` gives each block's tokens by its index in `chain`.
+    `pieces` are in the order of the chain; `counts` gives each block's tokens by its index in `chain`. The bytes of a lease in
+    `hurried` are wanted from this node only as long as it is quick: there is another one.
     """
 
-    links: Mapping[str, NodeLink]
-    leases: Mapping[str, int]
+    leases: Sequence[Lease]
     pieces: Sequence[Piece]
     chain: Sequence[BlockKey]
     counts: Mapping[int, int]
     deadline_ns: int
+    hurried: Collection[int] = ()
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set it to end the transfer between two windows."""
+    lost: set[int] = field(default_factory=set)
+    """Leases that ended before the transfer did: put them here to have them left alone between two windows."""
+    failed: dict[int, KvpoolError] = field(default_factory=dict)
+    """Leases under which no bytes moved any more, and why. Late on this host's side is nobody's failure and isn't here."""
+    used: set[int] = field(default_factory=set)
+    """Leases under which bytes have moved."""
     done: int = 0
-    """Blocks delivered or written so far; it stays true when the transfer raises."""
-    suspect: dict[str, list[BlockKey]] = field(default_factory=dict)
-    """Keys per node whose bytes failed validation."""
-    busy_on: str | None = None
-    """The node whose reach is being used: the one that failed, when the transfer raised."""
+    """Blocks delivered or written so far, whether or not there were failures after."""
+    written: dict[int, list[int]] = field(default_factory=dict)
+    """Indices of the blocks that were written whole, by lease."""
+    suspect: dict[int, list[int]] = field(default_factory=dict)
+    """Indices of blocks whose bytes failed validation, by lease."""
 
     def read(self, framer: Framer, stages: Stages, sink: Touch) -> None:
-        """Read the pieces and sink each validated payload, until the first that fails validation. Raises what a reach raises."""
+        """Read the pieces and sink each validated payload, up to the first that can't be had from where it should be."""
         for window, buffer in self._windows(stages):
-            self._move(window, lambda reach: reach.read, buffer)
-            for (index, at, length), node_id in zip(window.spots, window.nodes, strict=True):
+            moved = set[int]()
+            for number, runs in window.runs.items():
+                if not self._move(number, runs, buffer, lambda reach: reach.read):
+                    break
+                moved.add(number)
+            for (index, at, length), (number,) in zip(window.spots, window.leases, strict=True):
+                if number not in moved:
+                    return
                 payload = _open(framer, buffer[at : at + length], self.chain[index], self.counts[index])
                 if payload is None:
-                    self.suspect.setdefault(node_id, []).append(self.chain[index])
+                    self.suspect.setdefault(number, []).append(index)
                     return
                 sink(index, payload)
                 self.done += 1
 
     def write(self, framer: Framer, stages: Stages, fill: Touch) -> None:
-        """Fill, stamp and write the pieces. Raises what a reach raises."""
+        """Fill, stamp and write the pieces, each to all of its places; a place that fails stops none of the others."""
         for window, buffer in self._windows(stages):
-            for index, at, length in window.spots:
-                frame = buffer[at : at + length]
-                fill(index, frame[framer.header_bytes :])
-                framer.stamp(frame, self.chain[index], self.chain[index - 1] if index else framer.root, self.counts[index])
-            self._move(window, lambda reach: reach.write, buffer)
-            self.done += len(window.spots)
+            usable = {number for number in window.runs if self._usable(number)}
+            wanted = [usable.intersection(numbers) for numbers in window.leases]
+            for (index, at, length), numbers in zip(window.spots, wanted, strict=True):
+                if numbers:
+                    frame = buffer[at : at + length]
+                    fill(index, frame[framer.header_bytes :])
+                    framer.stamp(frame, self.chain[index], self.chain[index - 1] if index else framer.root, self.counts[index])
+            moved = {number for number in usable if self._move(number, window.runs[number], buffer, lambda reach: reach.write)}
+            for (index, _, _), numbers in zip(window.spots, wanted, strict=True):
+                for number in numbers & moved:
+                    self.written.setdefault(number, []).append(index)
+                self.done += bool(numbers & moved)
 
     def _windows(self, stages: Stages) -> Iterator[tuple[Window, Payload]]:
         """The windows still wanted, each with a staging buffer to use until the next. Too late is nobody's fault: it just ends."""
@@ -107,11 +138,26 @@ class Transfer:
                     return
                 yield window, buffer
 
-    def _move(self, window: Window, way: Callable[[Reach], Callable[..., None]], buffer: Payload) -> None:
-        for node_id, runs in window.runs.items():
-            self.busy_on = node_id
-            way(self.links[node_id].reach)(runs, buffer, lease_id=self.leases[node_id], deadline_ns=self.deadline_ns)
-        self.busy_on = None
+    def _usable(self, number: int) -> bool:
+        return number not in self.failed and number not in self.lost
+
+    def _move(self, number: int, runs: Sequence[Run], buffer: Payload, way: Callable[[Reach], Callable[..., None]]) -> bool:
+        """Whether the bytes of `runs` have moved under lease `number`."""
+        lease, deadline_ns = self.leases[number], self.deadline_ns
+        if not self._usable(number):
+            return False
+        if number in self.hurried and lease.link.reach.name != "shm":
+            deadline_ns = min(deadline_ns, time.monotonic_ns() + STALL_NS + sum(run.length for run in runs) * SECOND // SLOWEST_BYTES_PER_S)
+        try:
+            way(lease.link.reach)(runs, buffer, lease_id=lease.id, deadline_ns=deadline_ns)
+        except (RemoteError, ClosedError) as error:
+            if isinstance(error, DeadlineError) and lease.link.reach.name == "shm":
+                self.stopped.set()  # a copy in memory was late because this host is busy: the node has no part in it
+            else:
+                self.failed[number] = error
+            return False
+        self.used.add(number)
+        return True
 
 
 def _open(framer: Framer, frame: Payload, key: BlockKey, n_tokens: int) -> Payload | None:

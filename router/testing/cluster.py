@@ -5,16 +5,20 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpool.cluster import Member
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import Identity
 
 
 class ScriptedCluster:
-    """A `ClusterView` changed by hand, and the connections to what is in it."""
+    """A `ClusterView` and `PoolView` changed by hand, and the connections to what is in it."""
 
     def __init__(self, model: str, block_tokens: int = 4, max_tokens: int = 4096) -> None:
         self._info = {"model": model, "namespace": "ab" * 32, "block_tokens": str(block_tokens), "max_tokens": str(max_tokens)}
         self._members: tuple[Member, ...] = ()
         self._ports: dict[str, Any] = {}
         self._callbacks: list[Callable[[tuple[Member, ...]], None]] = []
+        self.config = ClusterConfig()
+        self.ill: set[Identity] = set()
 
     def add(self, role: str, port: Any, *, id: str | None = None, incarnation: int = 1, info: dict[str, str] | None = None) -> Member:
         """A process joins; `connect` gives `port` for its address."""
@@ -36,6 +40,10 @@ class ScriptedCluster:
     def members(self, role: str | None = None) -> tuple[Member, ...]:
         """See `ClusterView`."""
         return tuple(m for m in self._members if role is None or m.role == role)
+
+    def quarantined(self) -> frozenset[Identity]:
+        """See `PoolView`."""
+        return frozenset(self.ill)
 
     def subscribe(self, callback: Callable[[tuple[Member, ...]], None]) -> Callable[[], None]:
         """See `ClusterView`."""

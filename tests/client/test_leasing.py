@@ -1,7 +1,6 @@
 """Leases that outlive nobody: sized by bytes, renewed while a transfer runs, and what happens when one is lost."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -46,29 +45,34 @@ class Rpc:
         return answer
 
 
-def transfer(**rpcs: Rpc) -> Any:
-    links = {name: SimpleNamespace(rpc=rpc) for name, rpc in rpcs.items()}
-    return SimpleNamespace(links=links, leases=dict.fromkeys(rpcs, 5), stopped=threading.Event())
+def transfer(*rpcs: Rpc) -> Any:
+    leases = [SimpleNamespace(link=SimpleNamespace(rpc=rpc, node=SimpleNamespace(node_id="n" * 32)), id=5) for rpc in rpcs]
+    return SimpleNamespace(leases=leases, lost=set())
 
 
 async def test_renewal_goes_on_over_a_node_that_does_not_answer_and_stops_at_a_lost_lease() -> None:
     """A lost message is no lost lease; a lost lease is the end, because the bytes may be somebody else's by now."""
     rpc = Rpc(True, DeadlineError("slow"), True, False)
-    moving = transfer(a=rpc)
+    moving = transfer(rpc)
     async with asyncio.timeout(20):
         await keep_alive(moving, 3)
     assert rpc.asked == 4
-    assert moving.stopped.is_set()
+    assert moving.lost == {0}
 
 
-async def test_renewal_of_nothing_leased_asks_nobody() -> None:
-    """A node that had none of the blocks gave no lease."""
-    rpc, other = Rpc(True), Rpc(False)
-    moving = transfer(a=rpc, b=other)
-    moving.leases["a"] = 0
+async def test_lost_lease_leaves_the_others_alive() -> None:
+    """Another node's blocks are still there to be read or written."""
+    lost, kept = Rpc(False), Rpc(True, True, True, False)
+    moving = transfer(lost, kept)
     async with asyncio.timeout(20):
         await keep_alive(moving, 3)
-    assert (rpc.asked, other.asked) == (0, 1)
+    assert (lost.asked, kept.asked) == (1, 4)
+
+
+async def test_renewal_of_nothing_leased_ends_at_once() -> None:
+    """A transfer without a lease has nothing to keep."""
+    async with asyncio.timeout(20):
+        await keep_alive(transfer(), 3)
 
 
 async def test_lease_shorter_than_the_transfer_is_renewed_until_its_end(

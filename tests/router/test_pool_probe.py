@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from kvpool.block import BlockKey, Geometry, Namespace, chain_keys
 from kvpool.client import AsyncPoolClient
 from kvpool.clock import ManualClock
 from kvpool.cluster import Member
+from kvpool.cluster.config import ClusterConfig
+from kvpool.cluster.member import Identity
 from kvpool.errors import RemoteError, UnavailableError
 from kvpool.testing.node_process import NodeProcess
 from kvpool.units import SECOND
@@ -99,6 +101,32 @@ async def test_node_in_trouble_makes_the_answer_unknown() -> None:
     await probe.close()
 
 
+async def test_second_copy_is_asked_of_when_the_first_is_lost_or_incomplete() -> None:
+    """With two copies of everything, neither one dead node nor one that was restarted empty hides the prefix."""
+    cluster = ScriptedCluster("m")
+    cluster.config = ClusterConfig(copies=2)
+    full, empty, dead = [Node(set(KEYS)) for _ in range(3)]
+    for number, node in enumerate((full, empty, dead)):
+        cluster.add("node", node, id=f"{number:032x}")
+    probe = NodesProbe(cluster, cluster.connect)
+    dead.down = True
+    assert await probe.longest_prefix(KEYS, BLOCK_TOKENS, 1.0) == len(KEYS)
+    dead.down, empty.holds = False, set()
+    assert await probe.longest_prefix(KEYS, BLOCK_TOKENS, 1.0) == len(KEYS)
+    await probe.close()
+
+
+async def test_quarantined_node_is_not_asked() -> None:
+    """Nobody can reach it: asking would only cost the time limit."""
+    cluster, well, ill = ScriptedCluster("m"), Node(set(KEYS)), Node(set(KEYS))
+    cluster.add("node", well)
+    cluster.ill.add(cluster.add("node", ill).identity)
+    probe = NodesProbe(cluster, cluster.connect)
+    assert await probe.longest_prefix(KEYS, BLOCK_TOKENS, 1.0) == len(KEYS)
+    assert ill.asked == []
+    await probe.close()
+
+
 async def test_guard_rests_after_a_failure_and_asks_again_later() -> None:
     """A hung pool costs one request its time limit, not every request."""
     pool, clock = ScriptedPool(blocks=3), ManualClock()
@@ -134,16 +162,18 @@ async def test_prompt_without_full_blocks_is_not_asked_about() -> None:
 class _TwoNodes:
     """A view of two real nodes."""
 
+    config = ClusterConfig()
+
+    def quarantined(self) -> frozenset[Identity]:
+        """See `PoolView`."""
+        return frozenset()
+
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = tuple(members)
 
     def members(self, role: str | None = None) -> tuple[Member, ...]:
-        """See `ClusterView`."""
+        """See `PoolView`."""
         return self._members if role in (None, "node") else ()
-
-    def subscribe(self, callback: Callable[[tuple[Member, ...]], None]) -> Callable[[], None]:
-        """Nothing ever changes."""
-        return lambda: None
 
 
 async def _member(node: NodeProcess) -> Member:

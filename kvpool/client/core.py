@@ -1,0 +1,109 @@
+"""What all calls of one client share: whose blocks, which nodes, threads and buffers; and how a transfer is run and its leases end."""
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kvpool.block import BlockKey, Namespace
+from kvpool.block.frame import Framer
+from kvpool.client.background import Background
+from kvpool.client.leasing import keep_alive
+from kvpool.client.links import Links
+from kvpool.client.plan import placements
+from kvpool.client.sources import NodeRef, NodeSource
+from kvpool.client.transfer import Lease, Stages, Touch, Transfer
+from kvpool.errors import ClosedError, RemoteError, UnavailableError
+from kvpool.policy.placement import Placement
+from kvpool.transport import host_boot_id
+from kvpool.wire.credentials import PLAIN, Security
+
+log = logging.getLogger(__name__)
+
+CONTROL_S = 2.0
+"""Longest wait for one control message."""
+_THREADS = 4
+
+
+class Core:
+    """The middle of one client, on one event loop."""
+
+    def __init__(self, namespace: Namespace, source: NodeSource, transport: str, security: Security = PLAIN) -> None:
+        self.namespace = namespace
+        self.block_tokens = namespace.geometry.block_tokens
+        self.fingerprint = namespace.fingerprint().hex()
+        self.framer = Framer(namespace)
+        self.links = Links(source, transport, security)
+        self.background = Background()
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.host = host_boot_id()
+        self.closed = False
+        self._stages = Stages(self.framer.frame_bytes(self.block_tokens))
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
+
+    @property
+    def copies(self) -> int:
+        """Copies wanted of each block of this namespace."""
+        return self.links.config.copies_of(self.fingerprint)
+
+    def placed(self, chain: Sequence[BlockKey], first: int, count: int) -> tuple[list[Placement], dict[str, NodeRef]]:
+        """Where each of chain[first : first + count] lives, and all nodes by id; without a node no placements.
+
+        Ownership follows from who is alive, for everybody alike; a node that failed a moment ago is a miss, not disowned.
+        """
+        if self.closed:
+            raise ClosedError("this client was closed")
+        refs = {ref.node_id: ref for ref in self.links.nodes()}
+        if not refs:
+            self.links.look_again()
+            return [], refs
+        nodes = [ref.placed for ref in refs.values()]
+        return placements(chain, first, count, self.block_tokens, self.links.config.extent_tokens, nodes, self.copies), refs
+
+    async def move(self, transfer: Transfer, mover: Callable[[Framer, Stages, Touch], None], touch: Touch, length_ms: int) -> None:
+        """Run `mover` in a worker thread, its leases kept alive meanwhile. A cancelled task stops the thread and waits for it first."""
+        if not transfer.pieces:
+            return
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, mover, self.framer, self._stages, touch)
+        renewal = loop.create_task(keep_alive(transfer, length_ms))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            transfer.stopped.set()
+            await asyncio.wait([work])  # bounded by the transfer's deadline
+            raise
+        finally:
+            renewal.cancel()
+            await self._judge(transfer)
+
+    async def _judge(self, transfer: Transfer) -> None:
+        """Remember which nodes moved bytes and which did not."""
+        for number in transfer.used - set(transfer.failed):
+            self.links.health.well(transfer.leases[number].link.node, "data")
+        for number, error in transfer.failed.items():
+            link = transfer.leases[number].link
+            log.warning("transfer with node %s: %s", link.node.node_id[:8], error)
+            await self.links.failed(link.node, "data", reach=link.reach.name if isinstance(error, UnavailableError) else None)
+
+    def let_go(self, leases: Sequence[Lease], suspect: Mapping[int, Sequence[BlockKey]]) -> None:
+        """Release leases in the background: the caller has what it came for. `suspect`: keys that failed validation, by number."""
+
+        async def release(lease: Lease, keys: Sequence[BlockKey]) -> None:
+            try:
+                await lease.link.rpc.release(lease.id, keys, CONTROL_S)
+            except RemoteError as error:
+                log.debug("release on node %s: %s; the lease will run out", lease.link.node.node_id[:8], error)
+
+        for number, lease in enumerate(leases):
+            if lease.id:
+                self.background.spawn(release(lease, suspect.get(number, ())))
+
+    async def close(self) -> None:
+        """Finish what runs in the background (bounded), disconnect."""
+        await self.background.finish(CONTROL_S)
+        await self.links.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
