@@ -3,7 +3,7 @@
 from kvpool.block.frame import Framer, FrameView, check_frame
 from kvpool.block.geometry import MAX_BLOCK_TOKENS, Geometry, Segment
 from kvpool.block.header import Flags, FrameHeader, decode_header, encode_header
-from kvpool.block.identity import KEY_BYTES, BlockKey, Namespace, chain_keys
+from kvpool.block.identity import KEY_BYTES, BlockKey, Namespace, chain_keys, salted_root
 from kvpool.block.layers import LayerSpec
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "check_frame",
     "decode_header",
     "encode_header",
+    "salted_root",
 ]

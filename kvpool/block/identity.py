@@ -35,6 +35,8 @@ MAX_TOKEN = 0xFFFFFFFF
 _MAX_FIELD_BYTES = 4096
 _STRIDE_TOKENS = 4096
 _ROOT_DOMAIN = b"kvpool/namespace/v1\0"
+_SALT_TAG = 8  # the last field, so that a salt can be put to canonical bytes without one
+_NO_SALT = pack_tlvs(((_SALT_TAG, b""),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class Namespace:
                 (5, self.rope.encode()),
                 (6, struct.pack("<HH", self.part_rank, self.part_size)),
                 (7, self.adapter.encode()),
-                (8, self.salt),
+                (_SALT_TAG, self.salt),
             )
         )
 
@@ -96,6 +98,17 @@ class Namespace:
         if self.part_size != 1:
             raise ConfigError("this namespace is already a part; derive parts from the whole model's namespace")
         return replace(self, geometry=self.geometry.part(rank, size), part_rank=rank, part_size=size)
+
+
+def salted_root(canonical: bytes, salt: bytes) -> BlockKey:
+    """The root of the namespace whose canonical bytes without a salt are `canonical`, with `salt`. Raises `ConfigError` for other bytes.
+
+    For those who route by keys and know a model's namespace only in this form.
+    """
+    _octets("salt", salt, 0, _MAX_FIELD_BYTES)
+    if not canonical.endswith(_NO_SALT) or len(canonical) > 1 << 20:
+        raise ConfigError("not the canonical bytes of a namespace without a salt")
+    return BlockKey(hashlib.sha256(_ROOT_DOMAIN + canonical.removesuffix(_NO_SALT) + pack_tlvs(((_SALT_TAG, salt),))).digest())
 
 
 def chain_keys(

@@ -1,12 +1,14 @@
 """What all calls of one client share: whose blocks, which nodes, threads and buffers; and how a transfer is run and its leases end."""
 
 import asyncio
+import copy
 import logging
 import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from kvpool.block import BlockKey, Namespace
 from kvpool.block.frame import Framer
@@ -43,6 +45,14 @@ class Core:
         self.closed = False
         self._stages = Stages(self.framer.frame_bytes(self.block_tokens))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
+
+    def salted(self, salt: bytes) -> "Core":
+        """The same connections, threads and buffers for this namespace with another salt; closed with the core that they are of."""
+        view = copy.copy(self)
+        view.namespace = replace(self.namespace, salt=salt)
+        view.fingerprint = view.namespace.fingerprint().hex()
+        view.framer = Framer(view.namespace)
+        return view
 
     @property
     def copies(self) -> int:

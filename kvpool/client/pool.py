@@ -19,10 +19,12 @@ from kvpool.block import BlockKey, Namespace, chain_keys
 from kvpool.client import reading, writing
 from kvpool.client.core import CONTROL_S, Core
 from kvpool.client.retention import Retention, check_retention
+from kvpool.client.scoped import ScopedPool
 from kvpool.client.sources import NodeSource, open_source
 from kvpool.client.transfer import Touch
 from kvpool.client.writing import Wish
 from kvpool.cluster import Membership
+from kvpool.request import Scope
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
 
@@ -73,6 +75,10 @@ class AsyncPoolClient:
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id."""
         return self._core.links.reaches()
+
+    def scoped(self, scope: Scope) -> ScopedPool:
+        """This pool as one tenant's requests see it, for as long as this client is open."""
+        return ScopedPool(self._core, scope)
 
     async def lookup(self, chain: Sequence[BlockKey], *, timeout_s: float = CONTROL_S) -> int:
         """How many leading blocks of `chain` the pool holds. A probe: takes no lease, changes no order."""

@@ -16,12 +16,13 @@ from typing import Any
 import click
 
 from kvpool.client.choose import AUTO, REACHES
-from kvpool.cluster.membership import parse_cluster_url
+from kvpool.cluster.url import parse_cluster_url
 from kvpool.config.models import resolve_model
 from kvpool.engine.identity import DTYPES
 from kvpool.engine.settings import EngineSettings, Role, WorkerConfig
 from kvpool.errors import KvpoolError
 from kvpool.units import SECOND, parse_size
+from kvpool.wire.guard import Guard, guard_options
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def command(role: Role) -> click.Command:
         except KvpoolError as error:
             sys.exit(f"{role}_worker: {error}")
 
+    run = guard_options(run)
     for option in reversed(_OPTIONS):
         run = option(run)
     return click.command(help=f"Run one {role} worker until SIGTERM or SIGINT.", name=f"{role}_worker")(run)
@@ -80,6 +82,7 @@ def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
         listen=flags["listen"],
         transport=flags["transport"],
         drain_s=flags["drain"],
+        guard=Guard.open(flags),
         settings=EngineSettings(
             threads=flags["threads"],
             chunk_tokens=flags["chunk_tokens"],

@@ -22,6 +22,7 @@ from kvpool.engine.compute import ComputeThread
 from kvpool.engine.model import Model
 from kvpool.engine.prefill import Rate
 from kvpool.engine.resident import ResidentStore
+from kvpool.engine.scopes import Scopes
 from kvpool.engine.sequence import Parts, Sequence
 from kvpool.engine.settings import EngineSettings
 from kvpool.engine.store import BlockStore, NullStore
@@ -68,6 +69,7 @@ class Engine:
             root=model.namespace.root(),
             chunk_tokens=settings.chunk_tokens,
         )
+        self._scopes = Scopes(self._parts)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
         self._finished = self._failed = 0
@@ -78,7 +80,7 @@ class Engine:
         Raises `ConfigError` for a request this model can't serve, `OverloadedError`, `ClosedError`.
         """
         self._check(request.prompt)
-        sequence = await self._enter(request.prompt, limit=len(request.prompt), sampling=request.sampling)
+        sequence = await self._enter(request, request.prompt, limit=len(request.prompt))
         try:
             await sequence.gather(usable=len(request.prompt) - 1, tail=False, deadline_ns=deadline_ns)
             token = await sequence.first_token()
@@ -103,7 +105,7 @@ class Engine:
         if generated and (reason := _reason(request, generated[-1], len(generated), end)):
             yield Finished(reason=reason)
             return
-        sequence = await self._enter(prompt + generated[:-1], limit=len(prompt) + end, sampling=request.sampling)
+        sequence = await self._enter(request, prompt + generated[:-1], limit=len(prompt) + end)
         try:
             async with aclosing(self._decode(request, sequence, end, deadline_ns)) as events:
                 async for event in events:
@@ -194,12 +196,12 @@ class Engine:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             raise ConfigError(f"token ids must be between 0 and {self._model.vocabulary - 1}; is this the right model's tokenizer?")
 
-    async def _enter(self, tokens: tuple[int, ...], *, limit: int, sampling: Sampling) -> Sequence:
+    async def _enter(self, request: PrefillRequest | DecodeRequest, tokens: tuple[int, ...], *, limit: int) -> Sequence:
         if self._closed:
             raise ClosedError("the engine was closed")
         began_ns = time.monotonic_ns()
         await self._admission.enter(limit * self._model.geometry.bytes_per_token)
-        sequence = Sequence(self._parts, tokens, limit=limit, sampling=sampling)
+        sequence = Sequence(self._scopes.parts(request.scope), tokens, limit=limit, sampling=request.sampling)
         sequence.queued(time.monotonic_ns() - began_ns)
         return sequence
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from kvpool.errors import ConfigError
 from kvpool.units import GIB, MIB
+from kvpool.wire.guard import OPEN, Guard
 
 Role = Literal["prefill", "decode"]
 
@@ -38,3 +39,4 @@ class WorkerConfig:
     transport: str = "auto"
     drain_s: float = 3.0
     settings: EngineSettings = field(default_factory=EngineSettings)
+    guard: Guard = OPEN

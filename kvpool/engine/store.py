@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.block import BlockKey
+from kvpool.request import Scope
 
 Payload = npt.NDArray[np.uint8]
 Sink = Callable[[int, Payload], None]
@@ -50,6 +51,10 @@ class BlockStore(Protocol):
         """How each node's bytes are reached right now: node id -> reach name."""
         ...
 
+    def scoped(self, scope: Scope) -> "BlockStore":
+        """The same store as `scope` sees it: chains begin at its root, and what is written counts against its tenant."""
+        ...
+
 
 class NullStore:
     """Holds nothing: an engine without a pool."""
@@ -67,6 +72,10 @@ class NullStore:
     def reaches(self) -> dict[str, str]:
         """No nodes."""
         return {}
+
+    def scoped(self, scope: Scope) -> "NullStore":
+        """Nothing for anybody."""
+        return self
 
 
 class MemoryStore:
@@ -99,6 +108,10 @@ class MemoryStore:
     def reaches(self) -> dict[str, str]:
         """One node, this process."""
         return {"0" * 32: "memory"}
+
+    def scoped(self, scope: Scope) -> "MemoryStore":
+        """The keys keep scopes apart."""
+        return self
 
     def _load(self, chain: list[BlockKey], first: int, counts: list[int], sink: Sink) -> int:
         done = 0

@@ -22,7 +22,6 @@ from kvpool.engine.store import BlockStore, NullStore
 from kvpool.errors import ConfigError, UnavailableError
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.units import SECOND
-from kvpool.wire.channel import SERVER_OPTIONS, bind
 from kvpool.wire.worker_server import add_worker
 
 log = logging.getLogger(__name__)
@@ -83,13 +82,15 @@ class WorkerApp:
         store: BlockStore = NullStore()
         if config.cluster is not None:
             self._membership = await asyncio.to_thread(open_membership, config.cluster)
-            client = await AsyncPoolClient.open(config.cluster, self._model.namespace, transport=config.transport, eager=True)
+            client = await AsyncPoolClient.open(
+                config.cluster, self._model.namespace, transport=config.transport, eager=True, security=config.guard.security
+            )
             store, self._pool = client, client
         self._engine = Engine(self._model, store, config.settings)
         await self._engine.warm_up()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = config.guard.server()
         add_worker(self._server, RoleHandler(self._engine, config.role, config.served_name))
-        self.address = bind(self._server, config.listen)
+        self.address = config.guard.bind(self._server, config.listen)
         await self._server.start()
         log.info("%s worker for %s serves at %s", config.role, config.served_name, self.address)
         if self._membership is not None:
@@ -119,6 +120,7 @@ class WorkerApp:
         info = {
             "model": self._config.served_name,
             "namespace": self._model.namespace.root().hex(),
+            "fields": self._model.namespace.canonical().hex(),
             "block_tokens": str(self._model.geometry.block_tokens),
             "max_tokens": str(context_tokens),
         }

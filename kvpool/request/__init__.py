@@ -1,6 +1,7 @@
 """WHAT is asked of a worker and what it answers: plain values, no wire, no torch."""
 
 from kvpool.request.sampling import Sampling
+from kvpool.request.scope import EVERYBODY, Scope
 from kvpool.request.work import (
     DecodeEvent,
     DecodeRequest,
@@ -18,6 +19,7 @@ from kvpool.request.work import (
 )
 
 __all__ = [
+    "EVERYBODY",
     "DecodeEvent",
     "DecodeRequest",
     "FinishReason",
@@ -27,6 +29,7 @@ __all__ = [
     "PrefillRequest",
     "Published",
     "Sampling",
+    "Scope",
     "StageTimes",
     "Started",
     "TokenOut",

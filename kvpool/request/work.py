@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from kvpool.request.sampling import Sampling
+from kvpool.request.scope import EVERYBODY, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class PrefillRequest:
     request_id: str
     prompt: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
+    scope: Scope = EVERYBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class DecodeRequest:
     max_tokens: int
     stop_tokens: tuple[int, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    scope: Scope = EVERYBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from kvpool.errors import ProtocolError
 from kvpool.request import (
+    EVERYBODY,
     DecodeEvent,
     DecodeRequest,
     Finished,
@@ -11,6 +12,7 @@ from kvpool.request import (
     PrefillRequest,
     Published,
     Sampling,
+    Scope,
     StageTimes,
     Started,
     TokenOut,
@@ -31,6 +33,14 @@ def _sampling_from_pb(message: pb.Sampling) -> Sampling:
     return Sampling(temperature=message.temperature, top_p=message.top_p, top_k=message.top_k, seed=message.seed)
 
 
+def _scope_to_pb(value: Scope) -> pb.Scope | None:
+    return pb.Scope(salt=value.salt, tenant=value.tenant) if value != EVERYBODY else None
+
+
+def _scope_from_pb(message: pb.Scope) -> Scope:
+    return Scope(salt=message.salt, tenant=message.tenant)
+
+
 def _sources_to_pb(value: TokenSources) -> pb.TokenSources:
     return pb.TokenSources(resident=value.resident, pool=value.pool, computed=value.computed)
 
@@ -49,12 +59,19 @@ def _times_from_pb(message: pb.StageTimes) -> StageTimes:
 
 def prefill_to_pb(value: PrefillRequest) -> pb.PrefillRequest:
     """Spell a prefill request."""
-    return pb.PrefillRequest(request_id=value.request_id, prompt=value.prompt, sampling=_sampling_to_pb(value.sampling))
+    return pb.PrefillRequest(
+        request_id=value.request_id, prompt=value.prompt, sampling=_sampling_to_pb(value.sampling), scope=_scope_to_pb(value.scope)
+    )
 
 
 def prefill_from_pb(message: pb.PrefillRequest) -> PrefillRequest:
-    """Read a prefill request; `ConfigError` for sampling values out of range."""
-    return PrefillRequest(request_id=message.request_id, prompt=tuple(message.prompt), sampling=_sampling_from_pb(message.sampling))
+    """Read a prefill request; `ConfigError` for values out of range."""
+    return PrefillRequest(
+        request_id=message.request_id,
+        prompt=tuple(message.prompt),
+        sampling=_sampling_from_pb(message.sampling),
+        scope=_scope_from_pb(message.scope),
+    )
 
 
 def prefill_event_to_pb(value: PrefillEvent) -> pb.PrefillEvent:
@@ -85,11 +102,12 @@ def decode_to_pb(value: DecodeRequest) -> pb.DecodeRequest:
         max_tokens=value.max_tokens,
         stop_tokens=value.stop_tokens,
         sampling=_sampling_to_pb(value.sampling),
+        scope=_scope_to_pb(value.scope),
     )
 
 
 def decode_from_pb(message: pb.DecodeRequest) -> DecodeRequest:
-    """Read a decode request; `ConfigError` for sampling values out of range."""
+    """Read a decode request; `ConfigError` for values out of range."""
     return DecodeRequest(
         request_id=message.request_id,
         prompt=tuple(message.prompt),
@@ -97,6 +115,7 @@ def decode_from_pb(message: pb.DecodeRequest) -> DecodeRequest:
         max_tokens=message.max_tokens,
         stop_tokens=tuple(message.stop_tokens),
         sampling=_sampling_from_pb(message.sampling),
+        scope=_scope_from_pb(message.scope),
     )
 
 
