@@ -45,7 +45,7 @@ class NodeEvents:
         self.identity = NodeIdentity(node_id, incarnation)
         self.events = KvEvents(incarnation, ring)
         self._clock = clock
-        self._arena: deque[Resident] = deque()
+        self._arena: deque[Resident | BlockKey] = deque()
         self._tiers: deque[tuple[int, BlockKey, Entry | None]] = deque()
         self._expiries: dict[int, Deadlines[bytes]] = {BESIDE: Deadlines(), BELOW: Deadlines()}
         self._dirty = False
@@ -76,7 +76,7 @@ class NodeEvents:
 
     def arena_changed(self, block: Resident) -> None:
         """A block of the arena became readable, or stopped being so. On the loop."""
-        self._arena.append(block)
+        self._arena.append(block if block.state is State.COMMITTED else block.key)  # a block that went isn't kept alive by this
         if not self._dirty:
             self._dirty = True
             self._wake.set()
@@ -108,18 +108,21 @@ class NodeEvents:
         for _ in range(min(_AT_ONCE, len(self._tiers))):
             number, key, entry = self._tiers.popleft()
             tiers[number, key] = entry
-        arena: dict[BlockKey, Resident] = {}
+        arena: dict[BlockKey, Resident | None] = {}
         for _ in range(min(_AT_ONCE, len(self._arena))):
-            block = self._arena.popleft()
-            arena[block.key] = block
+            word = self._arena.popleft()
+            if isinstance(word, bytes):
+                arena[word] = None
+            else:
+                arena[word.key] = word
         for block in arena.values():
-            if block.state is State.COMMITTED:
+            if block is not None:
                 self.events.stored(DRAM, block.key, block.parent, block.depth)
         for (number, _), entry in tiers.items():
             if entry is not None:
                 self._came(number, entry)
         for key, block in arena.items():
-            if block.state is not State.COMMITTED:
+            if block is None:
                 self.events.removed(DRAM, key)
         for (number, key), entry in tiers.items():
             if entry is None:
