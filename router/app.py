@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvpool.security.principal import Right
 from router.api.errors import ApiError, internal, model_not_found, not_found
 from router.api.parse import parse_chat, parse_completion, parse_tokenize
 from router.endpoint import GenerateEndpoint
@@ -46,9 +47,11 @@ class _Pages:
         self._services = services
 
     async def models(self, request: Request) -> Response:
+        self._services.access.check(request, Right.READ)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
+        self._services.access.check(request, Right.READ)
         asked = request.path_params["model"]
         if asked != self._services.model.name:
             raise model_not_found(asked, self._services.model.name)
@@ -56,6 +59,7 @@ class _Pages:
 
     async def tokenize(self, request: Request) -> Response:
         services = self._services
+        services.access.check(request, Right.READ)
         with services.slot():
             text, messages = parse_tokenize(await read_body(request, services.limits.max_body_bytes, services.limits.client_timeout_s))
             tokens = await services.tokens_of(text, messages)
@@ -70,6 +74,7 @@ class _Pages:
         return JSONResponse({"status": "unavailable", "detail": detail, "workers": workers}, status_code=503)
 
     async def metrics(self, request: Request) -> Response:
+        self._services.access.check(request, Right.ADMIN)
         return Response(self._services.metrics.render(), media_type="text/plain; version=0.0.4")
 
     def _model(self) -> dict[str, Any]:

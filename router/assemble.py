@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from starlette.applications import Starlette
 
 from kvpool.clock import Clock
+from kvpool.wire.guard import OPEN, Guard
+from router.access import Access
 from router.app import build_app
 from router.dispatch import Dispatcher
 from router.fleet import ClusterView, Fleet, WorkerPort
@@ -19,7 +21,14 @@ from router.text.model import TextModel
 
 
 def build_router(
-    *, model: TextModel, view: ClusterView, connect: Callable[[str], WorkerPort], probe: PoolProbe, limits: Limits, clock: Clock
+    *,
+    model: TextModel,
+    view: ClusterView,
+    connect: Callable[[str], WorkerPort],
+    probe: PoolProbe,
+    limits: Limits,
+    clock: Clock,
+    guard: Guard = OPEN,
 ) -> Services:
     """The parts of one router, not yet following the cluster."""
     index = PrefixIndex(limits.index_blocks)
@@ -27,7 +36,15 @@ def build_router(
     guarded = GuardedProbe(probe, clock, limits.pool_timeout_s)
     dispatcher = Dispatcher(fleet=fleet, index=index, probe=guarded, clock=clock, limits=limits)
     metrics = Metrics(fleet)
-    return Services(model=model, dispatcher=dispatcher, metrics=metrics, limits=limits, clock=clock, started_s=int(time.time()))
+    return Services(
+        model=model,
+        dispatcher=dispatcher,
+        metrics=metrics,
+        limits=limits,
+        clock=clock,
+        access=Access(guard, clock),
+        started_s=int(time.time()),
+    )
 
 
 def application(services: Services) -> Starlette:

@@ -121,7 +121,7 @@ class _Run:
 
     async def _prefill_on(self, worker: Worker) -> AsyncGenerator[int, None]:
         trace, job = self._trace, self._job
-        request = PrefillRequest(request_id=self._attempt_id("p"), prompt=job.prompt, sampling=job.sampling)
+        request = PrefillRequest(request_id=self._attempt_id("p"), prompt=job.prompt, sampling=job.sampling, scope=job.scope)
         trace.prefill_worker = worker.ref.id
         keys = self._keys_for(worker)
         missing = len(job.prompt) - self._index.longest(worker.ref, keys) * worker.block_tokens
@@ -167,6 +167,7 @@ class _Run:
             max_tokens=job.max_tokens,
             stop_tokens=job.stop_tokens,
             sampling=job.sampling,
+            scope=job.scope,
         )
         trace.decode_worker = worker.ref.id
         began_ns = self._clock.now_ns()
@@ -287,7 +288,7 @@ class _Run:
         """Keys of the prompt's full blocks in the worker's namespace."""
         space = worker.root, worker.block_tokens
         if space not in self._keys:
-            self._keys[space] = chain_keys(worker.root, self._job.prompt, worker.block_tokens)
+            self._keys[space] = chain_keys(worker.root_of(self._job.scope), self._job.prompt, worker.block_tokens)
         return self._keys[space]
 
     def _learn_answer(self, worker: Worker) -> None:
@@ -295,7 +296,7 @@ class _Run:
         keys = self._keys_for(worker)
         rest = (*self._job.prompt, *self._trace.generated[:-1])[len(keys) * worker.block_tokens :]
         parent = keys[-1] if keys else None
-        self._index.learn(worker.ref, [*keys, *chain_keys(worker.root, rest, worker.block_tokens, parent=parent)])
+        self._index.learn(worker.ref, [*keys, *chain_keys(worker.root_of(self._job.scope), rest, worker.block_tokens, parent=parent)])
 
     def _watch(self, worker: Worker) -> Watch:
         return Watch(

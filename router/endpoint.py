@@ -1,8 +1,8 @@
 """The two generation endpoints, from bytes to bytes.
 
-Order matters: a request takes a slot before it is read, is checked in full before any worker hears of it, and in a stream nothing is
-sent before the first text exists, so that whatever fails until then still gets its proper HTTP status. After that an error
-can only be the stream's last event.
+Order matters: a request shows its API key before it takes a slot, takes one before it is read, and is checked in full before any worker
+hears of it. In a stream nothing is sent before the first text exists, so that whatever fails until then still gets its proper HTTP status;
+after that an error can only be the stream's last event.
 """
 
 import logging
@@ -16,9 +16,12 @@ from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from kvpool.errors import KvpoolError
+from kvpool.request import EVERYBODY, Scope
+from kvpool.security.principal import Right
 from kvpool.units import SECOND, format_ns
 from router.api.errors import ApiError, bad_request, context_length_exceeded, internal, of_failure
 from router.api.parse import Ask
@@ -51,6 +54,7 @@ class _Call:
     answer_id: str
     trace: Trace
     prompt_tokens: int = 0
+    scope: Scope = EVERYBODY
 
     async def respond(self, response: JSONResponse) -> None:
         """Send a whole response."""
@@ -72,7 +76,7 @@ class GenerateEndpoint:
         self._name = name
         self._parse = parse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request; however it ends, it is counted and logged once."""
         services = self._services
         request = Request(scope, receive)
@@ -96,9 +100,11 @@ class GenerateEndpoint:
         """Answer, or say what is wrong; the outcome."""
         services = self._services
         try:
+            principal = services.access.check(call.request, Right.READ, Right.WRITE)
             with services.slot():
                 body = await read_body(call.request, services.limits.max_body_bytes, services.limits.client_timeout_s)
                 ask = self._parse(body, model=services.model.name, seed=secrets.randbits(63))
+                call.scope = services.access.scope(principal, ask.cache_salt)
                 return await until_hang_up(call.request, self._generate(call, ask))
         except HungUpError:
             raise
@@ -149,6 +155,7 @@ class GenerateEndpoint:
             stop_tokens=() if ask.ignore_eos else services.model.stop_tokens,
             sampling=ask.sampling,
             deadline_ns=call.trace.arrived_ns + int(services.limits.request_timeout_s * SECOND),
+            scope=call.scope,
         )
 
     async def _stream(self, call: _Call, ask: Ask, shape: Shape, generation: Generation, pieces: AsyncGenerator[str, None]) -> str:

@@ -6,17 +6,18 @@ the last request on it is done.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvpool.block import KEY_BYTES, MAX_BLOCK_TOKENS
+from kvpool.block import KEY_BYTES, MAX_BLOCK_TOKENS, salted_root
 from kvpool.clock import Clock
 from kvpool.cluster import Member
-from kvpool.errors import KvpoolError
-from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
+from kvpool.errors import ConfigError, KvpoolError
+from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, Scope, WorkerStatus
 from kvpool.units import SECOND
 from router.index import WorkerRef
 
@@ -67,6 +68,8 @@ class Worker:
     root: bytes
     block_tokens: int
     context_tokens: int
+    fields: bytes
+    """The namespace's canonical bytes without a salt; empty from a worker that doesn't say."""
     users: int = 0
     """Who must not lose the connection: requests being served, and questions for its status."""
     active: int = 0
@@ -78,6 +81,12 @@ class Worker:
     def name(self) -> str:
         """For messages: role and the first digits of the id."""
         return f"{self.ref.role} worker {self.ref.id[:8]}"
+
+    def root_of(self, scope: Scope) -> bytes:
+        """The root of the keys of `scope`'s blocks in this worker. Unknown to a worker that doesn't say: one that nobody else has."""
+        if not scope.salt:
+            return self.root
+        return salted_root(self.fields, scope.salt) if self.fields else hashlib.sha256(self.root + scope.salt).digest()
 
 
 class Fleet:
@@ -192,7 +201,10 @@ class Fleet:
             root = bytes.fromhex(member.info["namespace"])
             block_tokens = int(member.info["block_tokens"])
             context_tokens = int(member.info["max_tokens"])
-        except (KeyError, ValueError) as error:
+            fields = bytes.fromhex(member.info.get("fields", ""))
+            if fields:
+                salted_root(fields, b"")
+        except (KeyError, ValueError, ConfigError) as error:
             log.error("ignoring %s worker %s at %s: its info is unusable (%s)", member.role, ref.id, member.address, error)
             self._refused.add(ref)
             return
@@ -206,6 +218,7 @@ class Fleet:
             root=root,
             block_tokens=block_tokens,
             context_tokens=context_tokens,
+            fields=fields,
         )
         log.info("%s worker %s (incarnation %d) at %s joined", member.role, ref.id, ref.incarnation, member.address)
 

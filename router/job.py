@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvpool.request import FinishReason, Sampling, StageTimes, TokenSources
+from kvpool.request import EVERYBODY, FinishReason, Sampling, Scope, StageTimes, TokenSources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,7 @@ class Job:
     stop_tokens: tuple[int, ...]
     sampling: Sampling
     deadline_ns: int
+    scope: Scope = EVERYBODY
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,11 +19,13 @@ from kvpool.cluster import Membership, open_membership
 from kvpool.config.models import resolve_model
 from kvpool.errors import ConfigError, KvpoolError, UnavailableError
 from kvpool.units import SECOND, parse_size
+from kvpool.wire.flags import http_guard_options
+from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_client import PoolRpc
 from kvpool.wire.worker_client import WorkerClient
 from router.assemble import application, build_router
 from router.pool import NodesProbe
-from router.server import BACKLOG, Server
+from router.server import BACKLOG, Server, ServerTls
 from router.settings import Limits
 from router.text.model import TextModel
 
@@ -43,6 +46,8 @@ class Config:
     advertise: str
     drain_timeout_s: int
     limits: Limits
+    guard: Guard = OPEN
+    client_ca: Path | None = None
 
 
 async def serve(config: Config, model: TextModel) -> None:
@@ -53,16 +58,21 @@ async def serve(config: Config, model: TextModel) -> None:
         services = build_router(
             model=model,
             view=membership,
-            connect=WorkerClient,
-            probe=NodesProbe(membership, PoolRpc),
+            connect=lambda address: WorkerClient(address, config.guard.security),
+            probe=NodesProbe(membership, lambda address: PoolRpc(address, security=config.guard.security)),
             limits=config.limits,
             clock=MonotonicClock(),
+            guard=config.guard,
         )
-        server = Server(application(services), config.drain_timeout_s)
+        tls = ServerTls.of(config.guard.security, config.client_ca)
+        config.guard.check_listen(f"{config.host}:{config.port}")
+        server = Server(application(services), config.drain_timeout_s, tls)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _stop, server)
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
-        joining = asyncio.ensure_future(_join(server, membership, config.advertise, bound.getsockname()[1]))
+        joining = asyncio.ensure_future(
+            _join(server, membership, config.advertise, bound.getsockname()[1], "http" if tls is None else "https")
+        )
         try:
             await serving
         finally:
@@ -71,14 +81,14 @@ async def serve(config: Config, model: TextModel) -> None:
             await asyncio.to_thread(membership.close)
 
 
-async def _join(server: Server, membership: Membership, host: str, port: int) -> None:
+async def _join(server: Server, membership: Membership, host: str, port: int, scheme: str) -> None:
     """Once requests are served, say so in the log and join the cluster; a store that is down is tried again."""
     await server.serving.wait()
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    log.info("serving on http://%s", address)
+    log.info("serving on %s://%s", scheme, address)
     while True:
         try:
-            await asyncio.to_thread(membership.join, role="router", address=address, info={"url": f"http://{address}"})
+            await asyncio.to_thread(membership.join, role="router", address=address, info={"url": f"{scheme}://{address}"})
         except UnavailableError as error:
             log.warning("not a member yet: %s", error)
             await asyncio.sleep(_JOIN_RETRY_S)
@@ -117,6 +127,8 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--max-body", default="4MiB", show_default=True, help="Largest request body; larger ones get 413.")
 @click.option("--drain-timeout", default=10, show_default=True, type=click.IntRange(1), help="Seconds for requests in flight at the end.")
 @click.option("--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--https-client-ca", default=None, type=click.Path(path_type=Path), help="Serve only HTTPS clients with a certificate by it.")
+@http_guard_options
 def main(
     cluster: str,
     host: str,
@@ -130,6 +142,8 @@ def main(
     max_body: str,
     drain_timeout: int,
     log_level: str,
+    https_client_ca: Path | None,
+    **flags: Any,
 ) -> None:
     """Serve OpenAI's API for one model of a kvpool cluster."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -143,7 +157,16 @@ def main(
         directory = resolve_model(model, deadline_ns=time.monotonic_ns() + _CONVERT_LIMIT_NS)
         text = TextModel.load(directory, served_model_name or default_name(model))
         where = advertise or (host if host not in ("0.0.0.0", "::") else "127.0.0.1")
-        config = Config(cluster=cluster, host=host, port=port, advertise=where, drain_timeout_s=drain_timeout, limits=limits)
+        config = Config(
+            cluster=cluster,
+            host=host,
+            port=port,
+            advertise=where,
+            drain_timeout_s=drain_timeout,
+            limits=limits,
+            guard=Guard.open(flags),
+            client_ca=https_client_ca,
+        )
         _run(config, text)
     except KvpoolError as error:
         sys.exit(f"router: {error}")

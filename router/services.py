@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError
+from router.access import Access
 from router.api.errors import bad_request, too_many_requests
 from router.dispatch import Dispatcher
 from router.metrics import Metrics
@@ -25,6 +26,7 @@ class Services:
     dispatcher: Dispatcher
     metrics: Metrics
     limits: Limits
+    access: Access
     clock: Clock
     started_s: int
     """Unix seconds at the start of the router."""

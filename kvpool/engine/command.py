@@ -22,7 +22,8 @@ from kvpool.engine.identity import DTYPES
 from kvpool.engine.settings import EngineSettings, Role, WorkerConfig
 from kvpool.errors import KvpoolError
 from kvpool.units import SECOND, parse_size
-from kvpool.wire.guard import Guard, guard_options
+from kvpool.wire.flags import guard_options
+from kvpool.wire.guard import Guard
 
 log = logging.getLogger(__name__)
 

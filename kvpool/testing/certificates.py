@@ -48,8 +48,8 @@ class Authority:
 
     def client(self, token_file: Path | None = None, *, shows: Pair | None = None) -> Security:
         """What a client runs with."""
-        pair = {"tls_cert": shows.cert, "tls_key": shows.key} if shows is not None else {}
-        return Security(tls_ca=self.cert, token_file=token_file, **pair)
+        cert, key = (None, None) if shows is None else (shows.cert, shows.key)
+        return Security(tls_ca=self.cert, token_file=token_file, tls_cert=cert, tls_key=key)
 
 
 def _named(name: str) -> x509.Name:

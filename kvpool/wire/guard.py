@@ -1,14 +1,13 @@
 """What a server process asks of its callers, in one object: its certificate, its tables of tokens and tenants, its audit log.
 
-`OPEN` asks nothing, which is what one machine needs: everything here is off until a flag says so. The flags of all commands are here too.
+`OPEN` asks nothing, which is what one machine needs: everything here is off until a flag says so. `flags.py` has the flags.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import click
 import grpc.aio
 
 from kvpool.clock import Clock, MonotonicClock
@@ -21,10 +20,6 @@ from kvpool.security.tokens import TokenTable
 from kvpool.wire.auth import Gate
 from kvpool.wire.channel import bind, make_server
 from kvpool.wire.credentials import PLAIN, Security, is_loopback
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,48 +71,7 @@ class Guard:
     def check_listen(self, listen: str) -> None:
         """Raise `ConfigError` when tokens would come in over a network in the clear."""
         if self.tokens is not None and self.security.tls_cert is None and not is_loopback(listen):
-            raise ConfigError(
-                f"tokens would cross the network to {listen} in the clear: give --tls-cert, or listen on loopback"
-            )
+            raise ConfigError(f"tokens would cross the network to {listen} in the clear: give --tls-cert, or listen on loopback")
 
 
 OPEN = Guard()
-
-
-def credential_options(function: F) -> F:
-    """Whom this process believes and who it is: `Security.of` takes the values."""
-    return _with(function, _CREDENTIALS)
-
-
-def guard_options(function: F) -> F:
-    """What a server asks of its callers, credentials included: `Guard.open` takes the values."""
-    return _with(function, (*_CREDENTIALS, *_GUARDS))
-
-
-def _option(flag: str, help: str, **more: Any) -> Callable[[Any], Any]:
-    name = flag.removeprefix("--").replace("-", "_")
-    return click.option(flag, envvar=f"KVPOOL_{name.upper()}", default=None, help=help, **more)
-
-
-_CREDENTIALS = (
-    _option("--tls-cert", "PEM certificate of this process; a server with one speaks TLS only.", type=_FILE),
-    _option("--tls-key", "Its PEM key.", type=_FILE),
-    _option("--tls-ca", "PEM certificates of who is trusted to sign others'; a client with it speaks TLS only.", type=_FILE),
-    _option("--tls-name", "Name to expect in servers' certificates instead of the host dialled."),
-    click.option(
-        "--mtls", "mutual", is_flag=True, envvar="KVPOOL_MUTUAL", help="As a server, take only clients with a certificate by --tls-ca."
-    ),
-    _option("--token-file", "File with the bearer token to show to servers.", type=_FILE),
-)
-_GUARDS = (
-    _option("--tokens", "Table of the tokens to accept, made by `kvpool token`; without it nobody is asked who they are.", type=_FILE),
-    _option("--cluster-secret", "File with at least 32 random bytes, from which tenants' salts are made.", type=_FILE),
-    _option("--tenants", "File in which tenants' quotas and rates are kept.", type=_FILE),
-    _option("--audit-log", "File to which what operators do is written.", type=_FILE),
-)
-
-
-def _with(function: F, options: tuple[Callable[[Any], Any], ...]) -> F:
-    for option in reversed(options):
-        function = option(function)
-    return function

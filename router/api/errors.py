@@ -71,6 +71,22 @@ def too_many_requests(limit: int) -> ApiError:
     return ApiError(429, message, code="too_many_requests", kind="rate_limit_error", headers={"retry-after": "1"})
 
 
+def unauthorized(message: str, *, code: str) -> ApiError:
+    """401: no API key, or a wrong one."""
+    return ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
+
+
+def forbidden(message: str) -> ApiError:
+    """403: an API key without the right."""
+    return ApiError(403, message, code="insufficient_permissions")
+
+
+def above_rate(tenant: str, wait_s: int) -> ApiError:
+    """429: a tenant asks more often than it may."""
+    message = f"Rate limit reached for {tenant}; try again in {wait_s} s."
+    return ApiError(429, message, code="rate_limit_exceeded", kind="rate_limit_error", headers={"retry-after": str(wait_s)})
+
+
 def not_found(path: str) -> ApiError:
     """404: no such path."""
     return ApiError(404, f"Unknown request URL: {path}. See docs/api.md for the supported paths.", code="unknown_url")

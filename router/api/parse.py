@@ -32,6 +32,7 @@ class Ask:
     return_token_ids: bool
     stream: bool
     include_usage: bool
+    cache_salt: str = ""
 
     @property
     def prompt_param(self) -> str:
@@ -90,6 +91,7 @@ def _common(body: ChatBody | CompletionBody, seed: int) -> dict[str, Any]:
         "ignore_eos": bool(body.ignore_eos),
         "return_token_ids": bool(body.return_token_ids),
         "stream": bool(body.stream),
+        "cache_salt": body.cache_salt or "",
         "include_usage": body.stream_options is not None and bool(body.stream_options.include_usage),
     }
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_STOPS = 4
+MAX_SALT_CHARS = 256
 MAX_STOP_CHARS = 256
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -47,6 +48,7 @@ class _Generation(_Strict):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
 
 class ChatBody(_Generation):

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from kvpool.clock import MonotonicClock
+from kvpool.wire.guard import OPEN, Guard
 from router.assemble import application, build_router
 from router.probe import PoolProbe
-from router.server import Server
+from router.server import Server, ServerTls
 from router.services import Services
 from router.settings import Limits
 from router.testing.cluster import ScriptedCluster
@@ -27,7 +28,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(
-    model: TextModel, cluster: ScriptedCluster, *, limits: Limits | None = None, probe: PoolProbe | None = None
+    model: TextModel, cluster: ScriptedCluster, *, limits: Limits | None = None, probe: PoolProbe | None = None, guard: Guard = OPEN
 ) -> AsyncIterator[Running]:
     """A router for the length of the block."""
     services = build_router(
@@ -37,14 +38,16 @@ async def serving(
         probe=probe or ScriptedPool(),
         limits=limits or Limits(),
         clock=MonotonicClock(),
+        guard=guard,
     )
+    tls = ServerTls.of(guard.security)
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        server = Server(application(services), drain_timeout_s=5)
+        server = Server(application(services), drain_timeout_s=5, tls=tls)
         task = asyncio.ensure_future(server.serve(sockets=[bound]))
         waiting = asyncio.ensure_future(server.serving.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         try:
-            yield Running(url=f"http://127.0.0.1:{bound.getsockname()[1]}", services=services)
+            yield Running(url=f"{'http' if tls is None else 'https'}://127.0.0.1:{bound.getsockname()[1]}", services=services)
         finally:
             waiting.cancel()
             server.should_exit = True
