@@ -1,7 +1,8 @@
 """Writing: every block to all of its nodes at once. It is held as soon as one of them has it; copies that are missing are counted.
 
 A block that some of its nodes have is written to those that lack it. A node that is late with its answer is not waited for once every
-block has another place: what it grants later is given back, and the nodes repair the copy among themselves.
+block has another place: what it grants later is given back, and the nodes repair the copy among themselves. Since that is work, a write
+waits longer than a read would, half a second, unless the node was late already when the write began.
 """
 
 import asyncio
@@ -22,9 +23,11 @@ from kvpool.client.transfer import Lease, Touch, Transfer
 from kvpool.clock import seconds_left
 from kvpool.policy.placement import Placement
 from kvpool.request.pool import Outcome, Reservation
-from kvpool.units import MS
+from kvpool.units import MS, SECOND
 
 log = logging.getLogger(__name__)
+
+PATIENCE_NS = SECOND // 2
 
 
 class Stored(NamedTuple):
@@ -119,16 +122,20 @@ async def _ask_each(
 ) -> None:
     """Ask all at once and `take` each answer. Once every position is `served`, whoever is overdue is left behind."""
 
-    def start(node_id: str, positions: list[int]) -> Call:
+    def start(node_id: str, positions: list[int]) -> tuple[Call, int]:
+        until_ns = 0 if core.links.slow(refs[node_id]) else time.monotonic_ns() + PATIENCE_NS
         timeout_s = min(CONTROL_S, max(seconds_left(deadline_ns), 0.001))
-        return call(core, refs[node_id], positions, lambda link, limit_s: ask(link, positions, limit_s), timeout_s)
+        begun = call(core, refs[node_id], positions, lambda link, limit_s: ask(link, positions, limit_s), timeout_s)
+        return begun, max(begun.overdue_ns, until_ns)
 
-    calls = {started.task: started for started in (start(*group) for group in groups.items())}
+    started = [start(*group) for group in groups.items()]
+    patient_ns = {begun.task: until_ns for begun, until_ns in started}
+    calls = {begun.task: begun for begun, _ in started}
     try:
         while calls:
             patience_s = None
             if all(served(j) for each in calls.values() for j in each.positions):
-                patience_s = max(0, max(each.overdue_ns for each in calls.values()) - time.monotonic_ns()) / 1e9
+                patience_s = seconds_left(max(patient_ns[task] for task in calls))
             done, _ = await asyncio.wait(calls, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 return

@@ -36,6 +36,8 @@ class NodeRpc:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
+        except grpc.aio.UsageError as error:
+            raise UnavailableError(f"{self.address}: the connection was closed before the call") from error
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():

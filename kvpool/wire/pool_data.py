@@ -1,13 +1,13 @@
 """The data plane of last resort: bytes of leased ranges as a gRPC stream. Blocking, thread-safe, for worker threads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.errors import ProtocolError
+from kvpool.errors import ProtocolError, UnavailableError
 from kvpool.wire.channel import CHUNK_BYTES, open_blocking_channel
 from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
@@ -38,7 +38,8 @@ class PoolData:
         targets = iter([target for _, target in parts])
         target, filled = np.empty(0, np.uint8), 0
         try:
-            for message in self._stub.Read(pb.ReadRequest(lease_id=lease_id, ranges=ranges), timeout=timeout_s, metadata=self._metadata):
+            request = pb.ReadRequest(lease_id=lease_id, ranges=ranges)
+            for message in self._begin(lambda: self._stub.Read(request, timeout=timeout_s, metadata=self._metadata)):
                 data = np.frombuffer(message.data, np.uint8)
                 while data.nbytes:
                     if filled == target.nbytes:
@@ -63,11 +64,17 @@ class PoolData:
                     yield pb.WriteChunk(lease_id=lease_id, offset=offset + at, data=data)
 
         try:
-            answer = self._stub.Write(chunks(), timeout=timeout_s, metadata=self._metadata)
+            answer = self._begin(lambda: self._stub.Write(chunks(), timeout=timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
         if answer.written != sum(source.nbytes for _, source in parts):
             raise ProtocolError(f"{self.address}: wrote {answer.written} bytes of what was sent")
+
+    def _begin(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except ValueError as error:  # how gRPC says that the channel is closed
+            raise UnavailableError(f"{self.address}: the connection was closed before the call") from error
 
     def close(self) -> None:
         """Cancel what is in flight and disconnect."""
