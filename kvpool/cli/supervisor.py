@@ -28,7 +28,7 @@ from kvpool.cli.state import ClusterState, clear_state, write_state
 from kvpool.cli.table import ProcessRow, ProcessTable
 from kvpool.cluster import ROLES, Member, Membership, open_membership
 from kvpool.cluster.embedded import EmbeddedServer, server_argv, server_binary
-from kvpool.cluster.membership import DEFAULT_LEASE_MS
+from kvpool.cluster.url import DEFAULT_LEASE_MS
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 
 READY_TIMEOUT_S = 300.0
@@ -114,6 +114,8 @@ class LocalCluster:
             argv = tuple(server_argv(server_binary(), self.log_dir, server.port))
             table.adopt(ProcessSpec(role="membership", index=0, argv=argv, stop_rank=99), server.child)
             self._membership = open_membership(server.url)
+            if self.options.copies > 1:
+                self._membership.configure(lambda config: replace(config, copies=self.options.copies))
             self._membership.subscribe(self._note_arrivals)
             self._table = table
             table.start()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from kvpool.cluster.child import Child
-from kvpool.cluster.membership import DEFAULT_LEASE_MS
+from kvpool.cluster.url import DEFAULT_LEASE_MS
 from kvpool.errors import ConfigError, DeadlineError, UnavailableError
 
 log = logging.getLogger(__name__)

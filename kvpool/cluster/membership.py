@@ -5,36 +5,19 @@ gone at once, one that crashes is gone when its lease runs out. Everybody holds 
 without waiting. While the store can't be reached the view stays as it was (`connected` is False): nobody is evicted
 because a store is down. When it is back, even emptied, heartbeats publish every member again, and a member counts as
 gone only after it had a whole lease to do so. The same goes for the cluster's config and for who is in quarantine: read
-without waiting, kept while the store is away, published again when it is back.
-
-URLs::
-
-    redis://[user:password@]host:port/0?cluster=NAME[&lease_ms=3000]     also unix://PATH[?db=0], and rediss:// (TLS, with
-                                                                         ssl_ca_certs, ssl_certfile, ssl_keyfile)
-    memory://NAME[?lease_ms=3000]                                        one process, for tests
+without waiting, kept while the store is away, published again when it is back. URLs stand in `kvpool/cluster/url.py`.
 """
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kvpool.cluster.config import ClusterConfig
-from kvpool.cluster.member import MAX_LEASE_MS, MIN_LEASE_MS, Identity, Member
-from kvpool.errors import ConfigError
-
-DEFAULT_LEASE_MS = 3000
-BEATS_PER_LEASE = 3
-"""A heartbeat every third of a lease: two may be lost before a live member is given up."""
-POLLS_PER_LEASE = 10
-_SERVER_OPTIONS = {"redis": {"db"}, "unix": {"db"}, "rediss": {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}}
+from kvpool.cluster.member import Identity, Member
+from kvpool.cluster.url import parse_cluster_url
 
 ViewPredicate = Callable[[tuple[Member, ...]], bool]
 ViewCallback = Callable[[tuple[Member, ...]], None]
 ConfigChange = Callable[[ClusterConfig], ClusterConfig]
-
-_NAME = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
 
 
 class Registration(Protocol):
@@ -137,50 +120,6 @@ class Membership(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterUrl:
-    """A parsed cluster URL. `server` is the store's own URL, without what concerns kvpool; empty for memory."""
-
-    scheme: str
-    name: str
-    lease_ms: int
-    server: str = ""
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two heartbeats."""
-        return self.lease_ms / 1000 / BEATS_PER_LEASE
-
-    @property
-    def poll_s(self) -> float:
-        """Seconds between two looks at the store."""
-        return self.lease_ms / 1000 / POLLS_PER_LEASE
-
-
-def parse_cluster_url(url: str) -> ClusterUrl:
-    """Split a cluster URL (forms above). Raises `ConfigError` saying what is wrong with it."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    lease_text = query.pop("lease_ms", str(DEFAULT_LEASE_MS))
-    if not lease_text.isdecimal() or not MIN_LEASE_MS <= int(lease_text) <= MAX_LEASE_MS:
-        raise ConfigError(f"lease_ms in a cluster URL must be {MIN_LEASE_MS}..{MAX_LEASE_MS}, got {lease_text!r}")
-    if parts.scheme == "memory":
-        name, server = parts.netloc, ""
-        if parts.path.strip("/") or query:
-            raise ConfigError(f"an in-memory cluster URL is memory://NAME[?lease_ms=N], got {url!r}")
-    elif parts.scheme in ("redis", "rediss", "unix"):
-        name = query.pop("cluster", "default")
-        unknown = set(query) - _SERVER_OPTIONS[parts.scheme]
-        if unknown:
-            raise ConfigError(f"unknown option in the cluster URL: {', '.join(sorted(unknown))}; cluster and lease_ms are known")
-        server = parts._replace(query=urlencode(query)).geturl()
-    else:
-        raise ConfigError(f"a cluster URL starts with redis://, rediss://, unix:// or memory://, got {url!r}")
-    if not _NAME.match(name):
-        raise ConfigError(f"a cluster's name is 1..64 letters, digits, '.', '_' or '-', got {name!r} in {url!r}")
-    return ClusterUrl(scheme=parts.scheme, name=name, lease_ms=int(lease_text), server=server)
-
-
 def open_membership(url: str) -> Membership:
     """The membership of the cluster at `url`, with one look at the store already taken.
 
@@ -188,7 +127,7 @@ def open_membership(url: str) -> Membership:
     trying. Raises `ConfigError` for a bad URL.
     """
     parsed = parse_cluster_url(url)
-    if parsed.scheme == "memory":
+    if parsed.kind == "memory":
         from kvpool.cluster.memory import MemoryMembership
 
         return MemoryMembership(parsed)

@@ -16,8 +16,9 @@ from kvpool.clock import MonotonicClock
 from kvpool.cluster.board import Board
 from kvpool.cluster.config import ClusterConfig
 from kvpool.cluster.member import MAX_INCARNATION, Identity, Leased, Member, decode_record
-from kvpool.cluster.membership import ClusterUrl, ConfigChange, ViewCallback, ViewPredicate
+from kvpool.cluster.membership import ConfigChange, ViewCallback, ViewPredicate
 from kvpool.cluster.quarantine import REPORTING_ROLES, Reports
+from kvpool.cluster.url import ClusterUrl
 from kvpool.errors import ClosedError, ProtocolError, UnavailableError
 from kvpool.units import MS, SECOND
 
@@ -79,6 +80,15 @@ class MemoryStore:
     def _set(self, *, reachable: bool) -> None:
         with self.changed:
             self.reachable = reachable
+            self.touch()
+
+    def write_config(self, text: str) -> None:
+        """As a stranger might; nonsense is as good as none."""
+        with self.changed:
+            try:
+                self.config = ClusterConfig.decode(text)
+            except ProtocolError:
+                self.config = None
             self.touch()
 
     def put_back(self, config: ClusterConfig) -> None:
@@ -191,7 +201,7 @@ class MemoryMembership:
             if self._closed:
                 raise ClosedError("this membership is closed")
             if not self._store.reachable:
-                raise UnavailableError(f"the membership store memory://{self._url.name} can't be reached")
+                raise UnavailableError(f"the membership store {self._url.where} can't be reached")
             member = Member(role=role, id=first.id, incarnation=next(_INCARNATIONS), address=address, info=first.info)
             registration = MemoryRegistration(self._store, member, self._url.lease_ms)
             before = self._store.live.get((role, member.id))
@@ -219,7 +229,7 @@ class MemoryMembership:
         """See `Membership.configure`."""
         with self._store.changed:
             if not self._store.reachable:
-                raise UnavailableError(f"the membership store memory://{self._url.name} can't be reached")
+                raise UnavailableError(f"the membership store {self._url.where} can't be reached")
             base = max(self._store.config or ClusterConfig(), self.config, key=lambda config: config.version)
             changed = change(base)
             if changed == base:

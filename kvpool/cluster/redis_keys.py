@@ -19,6 +19,14 @@ COUNTER_TTL_MS = 30 * 24 * 3600 * 1000
 MAX_MEMBERS_PER_ROLE = 1024
 """A watcher reads at most so many ids of a role, the most recently renewed first."""
 
+# KEYS: counter. ARGV: wall clock in ms, counter TTL in ms. Answers the next incarnation.
+JOIN = """
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+local incarnation = redis.call('INCR', KEYS[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return incarnation
+"""
+
 _STORED_VERSION = """
 local function stored_version(key)
   local text = redis.call('GET', key)

@@ -13,10 +13,10 @@ from dataclasses import replace
 from kvpool.clock import MonotonicClock
 from kvpool.cluster.config import ClusterConfig
 from kvpool.cluster.member import Identity, Leased, Member, encode_record
-from kvpool.cluster.membership import ClusterUrl
 from kvpool.cluster.quarantine import Reports
 from kvpool.cluster.redis_keys import COUNTER_TTL_MS, HEARTBEAT, LEAVE, Keys
 from kvpool.cluster.redis_link import STORE_ERRORS, Link
+from kvpool.cluster.url import ClusterUrl
 
 log = logging.getLogger(__name__)
 

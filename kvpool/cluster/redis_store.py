@@ -19,11 +19,12 @@ import redis
 from kvpool.cluster.board import Board
 from kvpool.cluster.config import ClusterConfig
 from kvpool.cluster.member import MAX_INCARNATION, ROLES, Identity, Leased, Member, decode_record
-from kvpool.cluster.membership import ClusterUrl, ConfigChange, ViewCallback, ViewPredicate
+from kvpool.cluster.membership import ConfigChange, ViewCallback, ViewPredicate
 from kvpool.cluster.quarantine import REPORTING_ROLES
-from kvpool.cluster.redis_keys import CONFIGURE, COUNTER_TTL_MS, MAX_MEMBERS_PER_ROLE, Keys
+from kvpool.cluster.redis_keys import CONFIGURE, COUNTER_TTL_MS, JOIN, MAX_MEMBERS_PER_ROLE, Keys
 from kvpool.cluster.redis_link import STORE_ERRORS, Link
 from kvpool.cluster.redis_registration import RedisRegistration
+from kvpool.cluster.url import ClusterUrl
 from kvpool.errors import ClosedError, ProtocolError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -63,21 +64,14 @@ class RedisMembership:
         if self._stop.is_set():
             raise ClosedError("this membership is closed")
         link = Link(self._url)
-        counter = self._keys.counter(role, id)
-
-        def next_incarnation(client: redis.Redis) -> int:
-            pipe = client.pipeline(transaction=True)
-            pipe.set(counter, time.time_ns() // 1_000_000, nx=True)
-            pipe.incr(counter)
-            pipe.pexpire(counter, COUNTER_TTL_MS)
-            return int(pipe.execute()[1])
-
+        counter, now_ms = self._keys.counter(role, id), time.time_ns() // 1_000_000
         try:
-            member = Member(role=role, id=id, incarnation=link.call(next_incarnation), address=address, info=info)
+            incarnation = int(link.call(lambda client: client.eval(JOIN, 1, counter, now_ms, COUNTER_TTL_MS)))
+            member = Member(role=role, id=id, incarnation=incarnation, address=address, info=info)
             registration = RedisRegistration(self._url, member, link, lambda: self.config)
         except STORE_ERRORS as error:
             link.close()
-            raise UnavailableError(f"can't join the cluster: the membership store {self._where()} says: {error}") from error
+            raise UnavailableError(f"can't join the cluster: the membership store {self._url.where} says: {error}") from error
         with self._lock:
             self._registrations.append(registration)
         return registration
@@ -110,7 +104,7 @@ class RedisMembership:
                     self._board.learn(changed)
                     return changed
         except STORE_ERRORS as error:
-            raise UnavailableError(f"can't change the config: the membership store {self._where()} says: {error}") from error
+            raise UnavailableError(f"can't change the config: the membership store {self._url.where} says: {error}") from error
         finally:
             link.close()
         raise UnavailableError(f"can't change the config: others changed it {CONFIGURE_TRIES} times meanwhile")
@@ -148,10 +142,6 @@ class RedisMembership:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _where(self) -> str:
-        """The server's address without its password, for messages."""
-        return self._url.server.rsplit("@", 1)[-1].removeprefix(f"{self._url.scheme}://")
-
     def _watch(self) -> None:
         try:
             while not self._stop.wait(self._url.poll_s):
@@ -166,14 +156,14 @@ class RedisMembership:
             (birth, config), records = self._link.call(self._read)
         except STORE_ERRORS as error:
             if self.connected:
-                log.warning("the membership store %s can't be reached, the last view stays: %s", self._where(), error)
+                log.warning("the membership store %s can't be reached, the last view stays: %s", self._url.where, error)
             self.connected = False
             self._board.lost()
             return
         if self._link.generation != generation:
             self._board.lost()
         if not self.connected:
-            log.info("the membership store %s is back", self._where())
+            log.info("the membership store %s is back", self._url.where)
         self.connected = True
         self._board.observe(self._decode(records), birth=birth.decode() if birth else None, config=self._decode_config(config))
 
@@ -182,7 +172,7 @@ class RedisMembership:
         pipe = client.pipeline(transaction=False)
         pipe.mget([self._keys.birth, self._keys.config])
         for role in ROLES:
-            pipe.zrange(self._keys.role(role), 0, MAX_MEMBERS_PER_ROLE - 1, desc=True)
+            pipe.zrevrange(self._keys.role(role), 0, MAX_MEMBERS_PER_ROLE - 1)
         shared, *id_lists = pipe.execute()
         names = [self._keys.record(role, id.decode(errors="replace")) for role, ids in zip(ROLES, id_lists, strict=True) for id in ids]
         records = cast("list[bytes | None]", client.mget(names)) if names else []

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from kvpool.cluster import embedded
 from kvpool.cluster.child import Child
 from kvpool.cluster.embedded import EmbeddedServer, server_binary
-from kvpool.cluster.membership import parse_cluster_url
-from kvpool.cluster.redis_link import connect
+from kvpool.cluster.url import parse_cluster_url
 from kvpool.errors import ConfigError, DeadlineError, UnavailableError
 from kvpool.testing.membership_kit import eventually
 
@@ -26,7 +26,7 @@ def test_embedded_answers_when_start_returns_and_is_gone_after_close(tmp_path: P
     with EmbeddedServer.start(tmp_path, cluster="c") as server:
         url = parse_cluster_url(server.url)
         assert url.name == "c"
-        client = connect(url)
+        client = redis.Redis(*url.hosts[0])
         assert client.ping()
         assert client.config_get("save") == {"save": ""}
         assert client.config_get("bind") == {"bind": "127.0.0.1"}

@@ -7,12 +7,14 @@ import pytest
 
 from kvpool.cluster import Membership, open_membership
 from kvpool.cluster.memory import MemoryStore
-from kvpool.testing.membership_kit import MembershipKit
+from kvpool.testing.faults_kit import FaultsKit
+from kvpool.testing.membership_kit import MembershipKit, Reporters, eventually
 
 
 class MemoryWorld:
     def __init__(self) -> None:
         self._name = f"test-{uuid.uuid4().hex[:8]}"
+        self.lease_s = 0.2
         self._open: list[Membership] = []
 
     def open(self) -> Membership:
@@ -25,6 +27,18 @@ class MemoryWorld:
 
     def restart_store(self) -> None:
         MemoryStore.named(self._name).come_back(emptied=True)
+
+    def pause_store(self) -> None:
+        MemoryStore.named(self._name).go_down()
+
+    def resume_store(self) -> None:
+        MemoryStore.named(self._name).come_back(emptied=False)
+
+    def empty_store(self) -> None:
+        MemoryStore.named(self._name).come_back(emptied=True)
+
+    def write_config(self, text: str) -> None:
+        MemoryStore.named(self._name).write_config(text)
 
     def write_record(self, role: str, id: str, record: str) -> None:
         store = MemoryStore.named(self._name)
@@ -48,9 +62,21 @@ class TestMemoryMembership(MembershipKit):
     pass
 
 
+class TestMemoryFaults(FaultsKit):
+    pass
+
+
 def test_memory_store_of_the_same_name_starts_anew_once_all_left(world: MemoryWorld) -> None:
     """Tests that reuse a name don't inherit each other's members."""
     first = world.open()
     first.join(role="node", address="127.0.0.1:1").abandon()
     first.close()
     assert world.open().members() == ()
+
+
+def test_memory_report_that_is_not_repeated_ends(world: MemoryWorld) -> None:
+    """A reporter that lives on and has nothing more to say of it doesn't stand by its word either."""
+    cluster, there = Reporters(world, 2), world.open()
+    assert cluster.report(1, healthy=False)
+    eventually(lambda: len(there.quarantined()) == 1, "it is cut off")
+    eventually(lambda: not there.quarantined(), "the report has run out")

@@ -1,65 +1,39 @@
 """The Redis store keeps the membership contract against a real server, and survives what only real servers do."""
 
 import logging
-import os
-import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from kvpool.cluster import Membership, open_membership
-from kvpool.cluster.embedded import EmbeddedServer
-from kvpool.cluster.membership import parse_cluster_url
-from kvpool.cluster.redis_keys import Keys
-from kvpool.cluster.redis_link import connect
+from kvpool.cluster import open_membership
 from kvpool.errors import ConfigError
-from kvpool.testing.membership_kit import ADDRESS, MembershipKit, eventually, until
+from kvpool.testing.faults_kit import FaultsKit
+from kvpool.testing.membership_kit import ADDRESS, MembershipKit, Reporters, eventually, until
+from kvpool.testing.redis_servers import SingleServer
+from kvpool.testing.redis_world import RedisWorld
 
-LEASE_MS = 1500
 
-
-class RedisWorld:
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._open: list[Membership] = []
-        self.server = EmbeddedServer.start(directory, cluster="test", lease_ms=LEASE_MS)
-        self.client = connect(parse_cluster_url(self.server.url))
-        self.keys = Keys("test")
-
-    def open(self) -> Membership:
-        membership = open_membership(self.server.url)
-        self._open.append(membership)
-        return membership
-
-    def kill_store(self) -> None:
-        self.server.kill()
-
-    def restart_store(self) -> None:
-        self.server = EmbeddedServer.start(self._directory, cluster="test", lease_ms=LEASE_MS, port=self.server.port)
-
-    def write_record(self, role: str, id: str, record: str) -> None:
-        self.client.set(self.keys.record(role, id), record)
-        self.client.zadd(self.keys.role(role), {id: 2**53})
-
-    def close(self) -> None:
-        for membership in self._open:
-            membership.close()
-        self.client.close()
-        self.server.close()
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SingleServer]:
+    with SingleServer(tmp_path_factory.mktemp("single")) as servers:
+        yield servers
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[RedisWorld]:
-    world = RedisWorld(tmp_path)
+def world(servers: SingleServer) -> Iterator[RedisWorld]:
+    world = RedisWorld(servers)
     yield world
     world.close()
 
 
 class TestRedisMembership(MembershipKit):
+    pass
+
+
+class TestRedisFaults(FaultsKit):
     pass
 
 
@@ -74,7 +48,7 @@ time.sleep(600)
 
 def test_redis_member_killed_hard_leaves_the_view(world: RedisWorld) -> None:
     """The real thing: a process that joined and got `kill -9` is gone after its lease."""
-    with subprocess.Popen([sys.executable, "-c", _JOIN_AND_HANG, world.server.url], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", _JOIN_AND_HANG, world.url], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             incarnation = int(process.stdout.readline())
@@ -84,39 +58,6 @@ def test_redis_member_killed_hard_leaves_the_view(world: RedisWorld) -> None:
         finally:
             process.kill()
     until(watching, lambda view: len(view) == 0)
-
-
-def test_redis_flush_without_disconnect_drops_nobody(world: RedisWorld) -> None:
-    """An emptied server is recognised by its birth token even when no connection broke."""
-    here, there = world.open(), world.open()
-    registration = here.join(role="node", address=ADDRESS)
-    until(there, lambda view: len(view) == 1)
-    sizes: list[int] = []
-    there.subscribe(lambda view: sizes.append(len(view)))
-    world.client.flushall()
-    name = world.keys.record("node", registration.member.id)
-    eventually(lambda: world.client.exists(name) == 1, "the heartbeat publishes the member again")
-    late = here.join(role="router", address=ADDRESS)
-    until(there, lambda view: late.member in view)
-    assert min(sizes) == 1
-
-
-def test_redis_paused_server_is_a_loss_and_ends_well(world: RedisWorld) -> None:
-    """A server that accepts and never answers looks like a dead one, within a timeout, and costs no member when it goes on."""
-    here, there = world.open(), world.open()
-    here.join(role="node", address=ADDRESS)
-    until(there, lambda view: len(view) == 1)
-    sizes: list[int] = []
-    there.subscribe(lambda view: sizes.append(len(view)))
-    os.kill(world.server.pid, signal.SIGSTOP)
-    try:
-        eventually(lambda: not there.connected, "the silence is noticed")
-    finally:
-        os.kill(world.server.pid, signal.SIGCONT)
-    eventually(lambda: there.connected, "the server is found again")
-    late = here.join(role="router", address=ADDRESS)
-    until(there, lambda view: late.member in view)
-    assert min(sizes) == 1
 
 
 def test_redis_paused_process_never_replaces_its_successor(world: RedisWorld) -> None:
@@ -135,7 +76,7 @@ def test_redis_clusters_in_one_server_are_apart(world: RedisWorld) -> None:
     here = world.open()
     here.join(role="node", address=ADDRESS)
     until(here, lambda view: len(view) == 1)
-    with open_membership(world.server.url.replace("cluster=test", "cluster=other")) as other:
+    with open_membership(world.deployment.url("other", 1000)) as other:
         assert other.connected
         assert other.members() == ()
 
@@ -145,7 +86,7 @@ def test_redis_nothing_is_left_behind_but_the_counter_with_an_expiry(world: Redi
     here = world.open()
     registration = here.join(role="node", address=ADDRESS)
     registration.close()
-    left = {key.decode() for key in world.client.keys("*") if isinstance(key, bytes)}
+    left = {key.decode() for key in world.client.keys(f"{{kvpool:{world.keys.name}}}:*") if isinstance(key, bytes)}
     counter = world.keys.counter("node", registration.member.id)
     assert left == {counter, world.keys.birth}
     assert world.client.pttl(counter) > 0
@@ -196,3 +137,11 @@ def test_redis_url_with_unknown_option_is_a_config_error() -> None:
     """A typing mistake in the URL is reported, not ignored."""
     with pytest.raises(ConfigError):
         open_membership("redis://127.0.0.1:1/0?cluster=x&sokcet_timeout=3")
+
+
+def test_redis_report_that_is_not_repeated_ends(world: RedisWorld) -> None:
+    """A reporter that lives on and has nothing more to say of it doesn't stand by its word either."""
+    cluster, there = Reporters(world, 2), world.open()
+    assert cluster.report(1, healthy=False)
+    eventually(lambda: len(there.quarantined()) == 1, "it is cut off")
+    eventually(lambda: not there.quarantined(), "the report has run out")
