@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from kvpool.block import KEY_BYTES, chain_keys
+from kvpool.cli.credentials import security
 from kvpool.cli.lookup import choose_model, tokenize
 from kvpool.cli.prefix import Span
 from kvpool.cli.snapshot import MAX_ASKED_AT_ONCE, open_cluster
@@ -93,7 +94,7 @@ async def ask_nodes(nodes: Sequence[Member], ask: Callable[[Member, AdminRpc], A
     async def one(node: Member) -> None:
         async with gate:
             try:
-                rpc = AdminRpc(node.address, _identity(node))
+                rpc = AdminRpc(node.address, _identity(node), security())
                 try:
                     answers.values[node.id] = await ask(node, rpc)
                 finally:

@@ -2,24 +2,29 @@
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
+from kvpool.cli.credentials import https_context, security
 from kvpool.errors import ConfigError, KvpoolError, ProtocolError, UnavailableError
+from kvpool.wire.credentials import Security, is_loopback
 
 MAX_ANSWER_BYTES = 16 << 20
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def call(url: str, *, body: Any = None, timeout_s: float) -> Any:
-    """GET `url`, or POST `body` as JSON; the JSON answer.
+def call(url: str, *, body: Any = None, timeout_s: float, credentials: Security | None = None) -> Any:
+    """GET `url`, or POST `body` as JSON; the JSON answer. `credentials` None: those that this command was given.
 
     Raises `UnavailableError` (no answer in time, or a 5xx), `ConfigError` (a 4xx, with the server's message), `ProtocolError`.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"} if data else {})
+    credentials = security() if credentials is None else credentials
+    headers = {"Content-Type": "application/json"} if data else {}
+    headers.update(_authorization(url, credentials))
+    request = urllib.request.Request(url, data=data, headers=headers)
     try:
-        with _opener.open(request, timeout=timeout_s) as answer:
+        with _opener(url, credentials).open(request, timeout=timeout_s) as answer:
             text = answer.read(MAX_ANSWER_BYTES)
     except urllib.error.HTTPError as error:
         with error:
@@ -32,6 +37,32 @@ def call(url: str, *, body: Any = None, timeout_s: float) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ProtocolError(f"{url} answered something that is not JSON") from error
+
+
+def _opener(url: str, credentials: Security) -> urllib.request.OpenerDirector:
+    """Without proxies; for HTTPS with our certificates."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=https_context(credentials)))
+    return urllib.request.build_opener(*handlers)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A router never redirects; whoever does must not get our token."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Follow none."""
+
+
+def _authorization(url: str, credentials: Security) -> dict[str, str]:
+    """The token, over TLS or to this machine only."""
+    token = credentials.bearer()
+    if token is None:
+        return {}
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ConfigError(f"a token would cross the network to {url} in the clear; serve the router over HTTPS")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def healthy(router_url: str, *, timeout_s: float) -> bool:

@@ -102,6 +102,7 @@ async def look_up(
 ) -> "tuple[PrefixReport, dict[str, str]]":
     """Ask every node for every block, one call a node: the report over those that answered, and the errors of the others."""
     from kvpool.block import chain_keys
+    from kvpool.cli.credentials import security
     from kvpool.cli.prefix import report_prefix
     from kvpool.errors import KvpoolError
     from kvpool.wire.pool_client import PoolRpc
@@ -111,7 +112,7 @@ async def look_up(
     errors: dict[str, str] = {}
 
     async def ask(member: "Member") -> None:
-        rpc = PoolRpc(member.address)
+        rpc = PoolRpc(member.address, security=security())
         try:
             presence[member.id] = await rpc.lookup(keys, ASK_TIMEOUT_S) if keys else b""
         except KvpoolError as error:

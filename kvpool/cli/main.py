@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kvpool.errors import KvpoolError
+from kvpool.wire.flags import credential_options
 
 COMMANDS = {
     "up": ("kvpool.cli.up", "Run a whole cluster on this machine."),
@@ -17,7 +18,10 @@ COMMANDS = {
     "pin": ("kvpool.cli.pin", "Keep blocks for a while."),
     "unpin": ("kvpool.cli.pin", "Stop keeping blocks."),
     "quota": ("kvpool.cli.quota", "Show or bound how much each tenant may hold."),
+    "rate": ("kvpool.cli.rate", "Bound how much each tenant may ask per second."),
+    "token": ("kvpool.cli.token", "Make, list and revoke tokens and API keys."),
     "tiers": ("kvpool.cli.tiers", "Show the tiers of each node: state, capacity, use."),
+    "events": ("kvpool.cli.events", "Show what nodes come to hold and let go, as it happens."),
     "verify": ("kvpool.cli.verify", "Read every block and check its checksum."),
     "gc": ("kvpool.cli.gc", "End what has run out and give dead room back."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
@@ -55,8 +59,15 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvpool")
-def cli() -> None:
+@credential_options
+@click.pass_context
+def cli(context: click.Context, /, **flags: Any) -> None:
     """A disaggregated KV cache service for LLM inference."""
+    context.obj = flags
+    if any(flags.values()):
+        from kvpool.cli.credentials import security
+
+        security()  # what makes no sense is told before anything is done
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvpool.cli.credentials import security
 from kvpool.cli.http import call
 from kvpool.cluster import Member, Membership, open_membership
 from kvpool.errors import KvpoolError, UnavailableError
@@ -92,7 +93,7 @@ _ASKED = {"node": ("node",), "worker": ("prefill", "decode"), "router": ("router
 
 
 async def _ask_node(member: Member, timeout_s: float) -> NodeReport:
-    rpc = PoolRpc(member.address)
+    rpc = PoolRpc(member.address, security=security())
     try:
         return NodeReport(member=member, description=await rpc.describe(timeout_s))
     except KvpoolError as error:
@@ -102,7 +103,7 @@ async def _ask_node(member: Member, timeout_s: float) -> NodeReport:
 
 
 async def _ask_worker(member: Member, timeout_s: float) -> WorkerReport:
-    client = WorkerClient(member.address)
+    client = WorkerClient(member.address, security())
     try:
         return WorkerReport(member=member, status=await client.status(timeout_s))
     except KvpoolError as error:
@@ -114,7 +115,9 @@ async def _ask_worker(member: Member, timeout_s: float) -> WorkerReport:
 async def _ask_router(member: Member, timeout_s: float) -> RouterReport:
     url = member.info.get("url", f"http://{member.address}")
     try:
-        return RouterReport(member=member, url=url, health=await asyncio.to_thread(call, f"{url}/health", timeout_s=timeout_s))
+        return RouterReport(
+            member=member, url=url, health=await asyncio.to_thread(call, f"{url}/health", timeout_s=timeout_s, credentials=security())
+        )
     except KvpoolError as error:
         return RouterReport(member=member, url=url, error=str(error))
 
