@@ -57,4 +57,5 @@ def test_credentials_that_make_no_sense_are_told_by_every_command(tmp_path: Path
     pem = tmp_path / "a.pem"
     pem.write_text("")
     result = run("--tls-cert", str(pem), "nodes", "--cluster", "memory://test-credentials")
-    assert result.exit_code != 0
+    assert result.exit_code == 1
+    assert "belong together" in result.output
