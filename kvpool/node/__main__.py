@@ -12,13 +12,15 @@ import click
 
 from kvpool.cluster import open_membership
 from kvpool.errors import KvpoolError
+from kvpool.node.cluster import NodePlace
 from kvpool.node.opening import TierConfig
 from kvpool.node.service import DEFAULT_POLICY, OFFERS, NodeConfig, PoolNode
 from kvpool.policy.eviction import POLICIES
 from kvpool.pool import PoolLimits
 from kvpool.pool.flow import FlowSettings
 from kvpool.units import parse_size
-from kvpool.wire.guard import Guard, guard_options
+from kvpool.wire.flags import guard_options
+from kvpool.wire.guard import Guard
 
 
 @click.command()
@@ -41,6 +43,10 @@ from kvpool.wire.guard import Guard, guard_options
 @click.option("--gpu", "gpu_capacity", default="0", show_default=True, help="Bytes of GPU memory for hot blocks.")
 @click.option("--gpu-device", default="cuda", show_default=True, help="Where they are: a torch device.")
 @click.option("--max-blocks", default=PoolLimits().max_blocks, show_default=True, type=click.IntRange(1), help="Blocks in memory at most.")
+@click.option("--weight", default=None, type=float, help="Share of the blocks compared with other nodes; the capacity in GiB by default.")
+@click.option("--host", default=None, help="Name of the host that it fails with; this machine by default.")
+@click.option("--rack", default="", help="Name of the rack that it fails with.")
+@click.option("--zone", default="", help="Name of the zone that it fails with.")
 @guard_options
 def main(
     cluster: str | None,
@@ -70,6 +76,7 @@ def main(
             limits=PoolLimits(max_blocks=max_blocks),
             tiers=_tier_config(**{name: more[name] for name in _TIER_FLAGS}),
             guard=_guard(more),
+            place=NodePlace(**{name: more[name] for name in ("weight", "host", "rack", "zone")}),
         )
         asyncio.run(_run(config, cluster))
     except KvpoolError as error:

@@ -13,7 +13,9 @@ from kvpool.block import KEY_BYTES, BlockKey, check_frame
 from kvpool.block.header import decode_header
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError, FrameError
+from kvpool.node.balancer import Balancer
 from kvpool.node.handler import NodeHandler
+from kvpool.node.pushing import OWNER as BALANCE
 from kvpool.node.tiers import Found, Tiers
 from kvpool.policy.eviction import NEVER_NS
 from kvpool.policy.placement import DEFAULT_EXTENT_TOKENS, NodeState
@@ -29,7 +31,7 @@ from kvpool.wire.fence import NodeIdentity
 
 ARENA = "dram"
 _SCRUB = "scrub"
-_NODE_OWNERS = frozenset({FLUSH, _SCRUB, "promotion"})
+_NODE_OWNERS = frozenset({FLUSH, _SCRUB, BALANCE, "promotion", "near"})
 _SCRUB_LEASE_NS = 60 * SECOND
 
 
@@ -42,6 +44,7 @@ class NodeAdmin:
         self._arena = arena
         self._tiers = tiers
         self._clock = clock
+        self.balancer: Balancer | None = None
         self._book: TenantBook | None = None
 
     def keep_quotas(self, book: TenantBook) -> None:
@@ -141,10 +144,15 @@ class NodeAdmin:
 
     async def drain(self, *, cancel: bool, bytes_per_s: int) -> a.Balance:
         """See `AdminHandler.drain`."""
-        raise ConfigError("this node is in no cluster: there is nobody to drain it to")
+        if self.balancer is None:
+            raise ConfigError("this node is in no cluster: there is nobody to drain it to")
+        self.balancer.drain(cancel=cancel, bytes_per_s=bytes_per_s)
+        return self.balancer.report()
 
     async def balance(self) -> a.Balance:
         """See `AdminHandler.balance`. A node that stands alone holds what it holds."""
+        if self.balancer is not None:
+            return self.balancer.report()
         books = self._state.books()
         used = books.capacity - books.free
         return a.Balance(

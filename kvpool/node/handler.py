@@ -53,6 +53,7 @@ class NodeHandler:
         self.ucx: Callable[[], UcxOffer | None] = lambda: None  # asked each time: the data plane may have been restarted
         self.near: NearCopies | None = None
         """Fetches what other nodes hold; without it (no cluster) `fetch_from` finds nothing."""
+        self.counted: Callable[[], dict[str, int]] = dict
         self.on_read: Callable[[Sequence[BlockKey]], None] = lambda keys: None
 
     def describe(self) -> NodeDescription:
@@ -68,7 +69,7 @@ class NodeHandler:
             blocks=books.blocks,
             read_leases=books.read_leases,
             write_leases=books.write_leases,
-            counters={**self._state.counters(), **self._tiers.counted(), "corrupt": self._corrupt},
+            counters={**self._state.counters(), **self._tiers.counted(), **self.counted(), "corrupt": self._corrupt},
             shm=self.shm,
             ucx=self.ucx(),
             grpc_data=self._grpc_data,
@@ -168,7 +169,7 @@ class NodeHandler:
     def release(self, lease_id: int, suspect: Sequence[bytes]) -> None:
         """End a lease; look at suspects first, while the lease still holds them in place."""
         for key in _keys(suspect):
-            self._examine(key)
+            self.examine(key)
         self._state.release(lease_id, self._clock.now_ns())
 
     def window(self, lease_id: int, offset: int, length: int, *, write: bool) -> npt.NDArray[np.uint8]:
@@ -196,7 +197,7 @@ class NodeHandler:
     def _deadline(self, patience_s: float) -> int:
         return self._clock.now_ns() + int(patience_s * SECOND)
 
-    def _examine(self, key: BlockKey) -> None:
+    def examine(self, key: BlockKey) -> None:
         """Drop the block of `key` if its frame is damaged. The reader may be wrong (its lease had ended): look for ourselves."""
         place = self._state.locate(key)
         if place is None:

@@ -5,14 +5,17 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import grpc.aio
 
 from kvpool.clock import MonotonicClock
-from kvpool.cluster import Membership, Registration
+from kvpool.cluster import Membership
 from kvpool.errors import ConfigError
 from kvpool.node.admin import NodeAdmin
+from kvpool.node.balancer import BalanceSettings
+from kvpool.node.cluster import ClusterSide, NodePlace
 from kvpool.node.events import NodeEvents
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
@@ -31,6 +34,7 @@ from kvpool.wire.access_server import add_access
 from kvpool.wire.admin_server import add_admin
 from kvpool.wire.events_server import add_events
 from kvpool.wire.guard import OPEN, Guard
+from kvpool.wire.peer_server import add_peer
 from kvpool.wire.pool_server import add_pool
 
 log = logging.getLogger(__name__)
@@ -61,6 +65,8 @@ class NodeConfig:
     limits: PoolLimits = field(default_factory=PoolLimits)
     tiers: TierConfig = field(default_factory=TierConfig)
     guard: Guard = OPEN
+    place: NodePlace = field(default_factory=NodePlace)
+    balance: BalanceSettings = field(default_factory=BalanceSettings)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.offers or () if name not in OFFERS]
@@ -69,6 +75,8 @@ class NodeConfig:
         make_policy(self.policy)
         if self.capacity_bytes < 1:
             raise ConfigError("a node needs a capacity above 0; set --capacity")
+        if self.place.weight is not None and not (isfinite(self.place.weight) and self.place.weight > 0):
+            raise ConfigError("a node's weight is above 0; set --weight")
 
 
 class PoolNode:
@@ -84,10 +92,13 @@ class PoolNode:
         self.node_id = config.node_id or uuid.uuid4().hex
         self.incarnation = time.time_ns() // 1000
         self.address = ""
+        self.pool: PoolState | None = None
+        """The core, while the node runs."""
         self._server: grpc.aio.Server | None = None
         self._arena: Arena | None = None
         self._target: UcxTargetProcess | None = None
-        self._registration: Registration | None = None
+        self.cluster: ClusterSide | None = None
+        """What it does with other nodes, while it is in a cluster."""
         self._ticker: asyncio.Task[None] | None = None
         self._tiers: Tiers | None = None
         self._events: NodeEvents | None = None
@@ -105,7 +116,7 @@ class PoolNode:
             raise
         clock = MonotonicClock()
         self._events = NodeEvents(self.node_id, self.incarnation, clock)
-        state = PoolState(self._arena.capacity, make_policy(config.policy), config.limits, self._events.arena_changed)
+        self.pool = state = PoolState(self._arena.capacity, make_policy(config.policy), config.limits, self._events.arena_changed)
         self._tiers = Tiers(state, self._arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
         await self._events.start(below=opened.below, beside=opened.beside)
         self._tiers.start()
@@ -131,14 +142,25 @@ class PoolNode:
         add_admin(self._server, admin)
         add_events(self._server, self._events)
         add_access(self._server, guard)
+        if self._membership is not None:
+            self.cluster = ClusterSide(
+                handler.identity,
+                self._membership,
+                handler,
+                state,
+                self._arena,
+                self._tiers,
+                clock,
+                settings=config.balance,
+                security=guard.security,
+            )
+            admin.balancer = self.cluster.balancer
+            add_peer(self._server, self.cluster.balancer)
         self.address = guard.bind(self._server, config.listen)
         await self._server.start()
         self._ticker = asyncio.create_task(_tick(handler))
-        if self._membership is not None:
-            info = {"incarnation": str(self.incarnation)}
-            self._registration = await asyncio.to_thread(
-                self._membership.join, role="node", address=self.address, id=self.node_id, info=info
-            )
+        if self.cluster is not None:
+            await self.cluster.join(self.address, config.place.info(config.capacity_bytes))
         offers = [name for name in wanted if name != "ucx" or self._target is not None]
         log.info("node %s serves %s at %s over %s", self.node_id, format_size(self._arena.capacity), self.address, ", ".join(offers))
 
@@ -161,8 +183,9 @@ class PoolNode:
 
     async def stop(self) -> None:
         """Leave, finish calls in flight (bounded), give the memory back. A second call does nothing."""
-        if self._registration is not None:
-            await asyncio.to_thread(self._registration.close)
+        if self.cluster is not None:
+            await self.cluster.leave()
+            await self.cluster.stop()
         if self._events is not None:
             await self._events.stop()
         if self._server is not None:
@@ -176,7 +199,7 @@ class PoolNode:
             await self._tiers.stop()
         if self._arena is not None:
             self._arena.close()
-        self._registration = self._events = self._server = self._ticker = self._target = self._tiers = self._arena = None
+        self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self._arena = None
 
 
 async def _tick(handler: NodeHandler) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import peer_pb2 as pb
 from kvpool.wire.gen import peer_pb2_grpc as rpc
@@ -11,8 +12,8 @@ from kvpool.wire.node_rpc import NodeRpc
 class PeerRpc(NodeRpc):
     """Calls to the node `node` at `address`, on one event loop. Errors as of `PoolRpc`."""
 
-    def __init__(self, address: str, node: NodeIdentity) -> None:
-        super().__init__(address, node)
+    def __init__(self, address: str, node: NodeIdentity, security: Security = PLAIN) -> None:
+        super().__init__(address, node, security)
         self._stub: Any = rpc.PeerStub(self._channel)
 
     async def handed_over(self, me: NodeIdentity, timeout_s: float) -> bool:

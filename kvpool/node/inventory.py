@@ -1,0 +1,92 @@
+"""All that a node holds, in any tier, in slices small enough for the event loop, each block with the head of its extent.
+
+A walk goes over the arena's blocks in order of commit, then over what only other tiers hold. It is a walk over what was there when it
+began; blocks that leave meanwhile are left out, blocks that come are for the next walk. Nothing is read but indexes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from kvpool.block import BlockKey
+from kvpool.node.tiers import Tiers
+from kvpool.policy.moves import extent_head
+from kvpool.pool import PoolState
+from kvpool.tier import Arena
+from kvpool.tier.contract import Tier
+
+SLICE = 256
+_MAX_KNOWN = 1 << 16
+_BLOCK_TOKENS_AT = 94
+"""Where a frame's header has the tokens of a whole block (u16, `kvpool.block.header`)."""
+
+
+class Held(NamedTuple):
+    """A block that is here: `head` of its extent (None where it can't be told), bytes of its frame, whether it is only a near copy."""
+
+    key: BlockKey
+    head: BlockKey | None
+    length: int
+    near: bool
+
+
+class Inventory:
+    """Walks over one node's index and its tiers."""
+
+    def __init__(self, pool: PoolState, arena: Arena, tiers: Tiers) -> None:
+        self._pool = pool
+        self._arena = arena
+        self._tiers = tiers
+        self._known: dict[BlockKey, BlockKey | None] = {}
+
+    async def slices(self, extent_tokens: int) -> AsyncIterator[list[Held]]:
+        """Everything, at most `SLICE` blocks at a time."""
+        self._known.clear()
+        keys = self._pool.committed_keys()
+        for at in range(0, len(keys), SLICE):
+            yield [held for key in keys[at : at + SLICE] if (held := self._held(key, extent_tokens)) is not None]
+        del keys
+        seen: set[BlockKey] = set()
+        for tier in self._tiers.all():
+            entries = await asyncio.to_thread(_listed, tier)
+            for at in range(0, len(entries), SLICE):
+                some = [one for one in entries[at : at + SLICE] if one[0] not in seen and self._pool.link(one[0]) is None]
+                if tier is self._tiers.beside:
+                    seen.update(key for key, _ in some)
+                yield [Held(key, self.head(key, extent_tokens), length, False) for key, length in some]
+
+    def head(self, key: BlockKey, extent_tokens: int) -> BlockKey | None:
+        """The head of the extent of a block that is here."""
+        if len(self._known) > _MAX_KNOWN:
+            self._known.clear()
+        return extent_head(key, self._link, extent_tokens, self._block_tokens, self._known)
+
+    def fingerprint(self, key: BlockKey) -> str | None:
+        """The namespace (32 hex digits) of a block in the arena."""
+        return data.hex() if (data := self._header(key, 76, 16)) is not None else None
+
+    def _held(self, key: BlockKey, extent_tokens: int) -> Held | None:
+        place, link = self._pool.locate(key), self._pool.link(key)
+        return None if place is None or link is None else Held(key, self.head(key, extent_tokens), place.length, link[2])
+
+    def _link(self, key: BlockKey) -> tuple[BlockKey | None, int] | None:
+        link = self._pool.link(key)
+        if link is not None:
+            return link[:2]
+        (found,) = self._tiers.find([key])
+        return None if found is None else (found.entry.parent, found.entry.depth)
+
+    def _block_tokens(self, key: BlockKey) -> int | None:
+        data = self._header(key, _BLOCK_TOKENS_AT, 2)
+        return None if data is None else int.from_bytes(data, "little") or None
+
+    def _header(self, key: BlockKey, at: int, nbytes: int) -> bytes | None:
+        place = self._pool.locate(key)
+        if place is None or place.length < at + nbytes:
+            return None
+        return self._arena.view(place.offset + at, nbytes).tobytes()
+
+
+def _listed(tier: Tier) -> list[tuple[BlockKey, int]]:
+    """Keys and lengths of all that a tier holds. Blocking."""
+    return [(entry.key, entry.length) for entry in tier.entries()]

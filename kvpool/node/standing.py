@@ -1,0 +1,88 @@
+"""A node's place in its cluster: what it says about itself, and how it passes from joining to active, to draining, to gone.
+
+A node that finds an active one when it joins is *joining*: others write to it and ask it, but it hasn't got yet what was there before it.
+It becomes active when all others that may hold something of its say that they have nothing left to push to it, or after `handover_s` at
+the latest: then what is still missing is pushed all the same, and whoever asks meanwhile finds it with its former owner or not at all.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from kvpool.client.links import Links
+from kvpool.client.sources import NodeRef
+from kvpool.clock import Clock
+from kvpool.cluster import Member, Registration
+from kvpool.errors import KvpoolError
+from kvpool.policy.placement import NodeState
+from kvpool.units import SECOND
+from kvpool.wire.credentials import Security
+from kvpool.wire.fence import NodeIdentity
+from kvpool.wire.peer_client import PeerRpc
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+_PAUSE_S = 0.1
+
+
+def first_state(me: str, members: tuple[Member, ...]) -> NodeState:
+    """How a node begins: active when there is nobody who could have something for it."""
+    others = [member for member in members if member.role == "node" and member.id != me]
+    able = any(member.info.get("state", NodeState.ACTIVE) in (NodeState.ACTIVE, NodeState.DRAINING) for member in others)
+    return NodeState.JOINING if able else NodeState.ACTIVE
+
+
+class Standing:
+    """What `registration` says of this node; `info` is the rest of it."""
+
+    def __init__(
+        self, me: NodeIdentity, registration: Registration, info: Mapping[str, str], state: NodeState, links: Links, clock: Clock,
+        security: Security,
+    ) -> None:  # fmt: skip
+        self.me = me
+        self.state = state
+        self._registration = registration
+        self._info = dict(info)
+        self._links = links
+        self._clock = clock
+        self._security = security
+
+    def change(self, state: NodeState) -> None:
+        """Say so from now on. Doesn't wait."""
+        if state != self.state:
+            log.info("node %s is %s", self.me.node_id, state)
+            self.state = state
+            self._registration.update({**self._info, "state": state})
+
+    async def hand_over(self) -> None:
+        """While joining: wait until everybody has pushed what is this node's, at most the cluster's `handover_s`; then be active."""
+        began_ns = self._clock.now_ns()
+        rpcs: dict[NodeRef, PeerRpc] = {}
+        try:
+            while self.state is NodeState.JOINING:
+                refs = [
+                    ref
+                    for ref in self._links.nodes()
+                    if ref.node_id != self.me.node_id and ref.placed.state in (NodeState.ACTIVE, NodeState.DRAINING)
+                ]
+                over = self._clock.now_ns() - began_ns >= self._links.config.handover_s * SECOND
+                if over or all(await asyncio.gather(*(self._handed_over(rpcs, ref) for ref in refs))):
+                    if over:
+                        log.warning("node %s becomes active before it has all that is its", self.me.node_id)
+                    if self.state is NodeState.JOINING:
+                        self.change(NodeState.ACTIVE)
+                    return
+                await asyncio.sleep(_PAUSE_S)
+        finally:
+            await asyncio.gather(*(rpc.close() for rpc in rpcs.values()))
+
+    async def _handed_over(self, rpcs: dict[NodeRef, PeerRpc], ref: NodeRef) -> bool:
+        rpc = rpcs.get(ref)
+        if rpc is None:
+            rpc = rpcs[ref] = PeerRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation), self._security)
+        try:
+            return await rpc.handed_over(self.me, _ASK_S)
+        except KvpoolError as error:
+            log.info("node %s doesn't say whether it has something for us: %s", ref.node_id[:8], error)
+            return False

@@ -1,0 +1,135 @@
+"""Nodes as one pool: who joins gets its share, who leaves leaves nothing behind, who crashes is replaced."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvpool.policy.placement import NodeState
+
+from .cluster_rig import EXTENT_BLOCKS, Cluster, Load
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_fourth_node_that_joins_under_load_gets_its_share_and_nobody_misses_anything(cluster: Cluster) -> None:
+    """Growing the pool must cost no hit and move no more than the newcomer's share."""
+    await cluster.open(3)
+    chains = cluster.chains(60)
+    await cluster.store(chains)
+    assert cluster.misplaced(chains) == 0
+    load = Load(cluster, chains)
+    newcomer = await cluster.node("f" * 32)
+    assert cluster.side(newcomer).balancer.state is NodeState.JOINING
+    await cluster.settled()
+    await load.stop()
+    assert load.loads > 20
+    assert load.short == 0
+    assert cluster.misplaced(chains) == 0
+    moved = sum(cluster.counters(name)["pushed"] for name in cluster.nodes)
+    extents = len(chains) * 8 // EXTENT_BLOCKS
+    assert moved == cluster.pool(newcomer).books().blocks
+    assert 0 < moved / EXTENT_BLOCKS <= (1 / 4 + 0.1) * extents  # few extents: the 2 % are shown by tests/policy/test_moves.py
+    assert sum(cluster.counters(name)["pushed_extents"] for name in cluster.nodes) == moved / EXTENT_BLOCKS
+
+
+async def test_node_drained_under_load_may_go_without_losing_a_hit(cluster: Cluster) -> None:
+    """That is what draining is for."""
+    await cluster.open(3)
+    chains = cluster.chains(40)
+    await cluster.store(chains)
+    gone = f"{1:032x}"
+    held = cluster.pool(cluster.nodes[gone]).books().blocks
+    assert held > 0
+    load = Load(cluster, chains)
+    report = await cluster.drain(gone)
+    assert (report.state, report.blocks, report.safe_blocks) == (NodeState.DRAINING, held, held)
+    assert report.counters["pushed"] == held
+    await cluster.store(cluster.chains(10, first=1000))
+    assert cluster.pool(cluster.nodes[gone]).books().blocks == held  # nobody writes to it any more
+    await cluster.stop(gone)
+    await cluster.settled()
+    await load.stop()
+    assert load.loads > 20
+    assert load.short == 0
+    assert cluster.misplaced(chains) == 0
+
+
+async def test_drain_that_is_cancelled_leaves_the_node_in_its_place(cluster: Cluster) -> None:
+    """An operator may change their mind; what was moved comes back to where it belongs."""
+    await cluster.open(2)
+    chains = cluster.chains(20)
+    await cluster.store(chains)
+    node = f"{0:032x}"
+    await cluster.drain(node)
+    report = await cluster.drain(node, cancel=True)
+    assert report.state == NodeState.ACTIVE
+    await cluster.settled()
+    assert cluster.misplaced(chains) == 0
+
+
+async def test_crash_with_two_copies_loses_nothing_and_is_repaired(cluster: Cluster) -> None:
+    """The copies that are left make new ones."""
+    await cluster.open(4, copies=2)
+    chains = cluster.chains(30)
+    await cluster.store(chains)
+    assert cluster.misplaced(chains, copies=2) == 0
+    await cluster.crash(f"{2:032x}")
+    assert [await cluster.load(chain) for chain in chains] == [8] * len(chains)
+    await cluster.settled()
+    assert cluster.misplaced(chains, copies=2) == 0
+
+
+async def test_more_copies_than_before_are_made_and_fewer_let_go(cluster: Cluster) -> None:
+    """A cluster's config is true of what is stored already, too."""
+    await cluster.open(3)
+    chains = cluster.chains(15)
+    await cluster.store(chains)
+    await cluster.configure(copies=2)
+    await cluster.settled()
+    assert cluster.misplaced(chains, copies=2) == 0
+    await cluster.configure(copies=1)
+    await cluster.settled()
+    assert cluster.misplaced(chains) == 0
+
+
+async def test_restarted_node_gets_back_what_is_its(cluster: Cluster) -> None:
+    """It comes back empty under its old id: a new life, joining, that the other copies fill."""
+    await cluster.open(3, copies=2)
+    chains = cluster.chains(20)
+    await cluster.store(chains)
+    node = f"{1:032x}"
+    await cluster.stop(node)
+    again = await cluster.node(node)
+    assert cluster.side(again).balancer.state is NodeState.JOINING
+    assert cluster.pool(again).books().blocks == 0
+    await cluster.settled()
+    assert cluster.misplaced(chains, copies=2) == 0
+    assert cluster.pool(again).books().blocks > 0
+
+
+async def test_ttl_tenant_and_priority_travel_with_a_block(cluster: Cluster) -> None:
+    """A block that moves stays what it is."""
+    from kvpool.client.retention import Retention
+    from kvpool.units import SECOND
+
+    await cluster.open(1)
+    (chain,) = cluster.chains(1, EXTENT_BLOCKS)
+    await cluster.store([chain], ttl_ns=600 * SECOND, tenant="t", retention=[Retention(0, None, 80, 300 * SECOND)])
+    await cluster.node("f" * 32)
+    await cluster.settled()
+    await cluster.drain(f"{0:032x}")
+    moved = cluster.pool(cluster.nodes["f" * 32])
+    views = [moved.view(key) for key in chain]
+    for index, view in enumerate(views):
+        assert view is not None
+        assert (view.tenant, view.priority, view.depth) == ("t", 80, 16 * index)
+        assert view.parent == (chain[index - 1] if index else None)
+        assert view.sequence == 64
+        assert 500 * SECOND < view.expires_ns - view.committed_ns < 600 * SECOND
+        assert 200 * SECOND < view.priority_until_ns - view.committed_ns < 300 * SECOND
