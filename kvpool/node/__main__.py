@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 from kvpool.cluster import open_membership
-from kvpool.errors import KvpoolError
+from kvpool.errors import ConfigError, KvpoolError
 from kvpool.node.cluster import NodePlace
 from kvpool.node.opening import TierConfig
 from kvpool.node.service import DEFAULT_POLICY, OFFERS, NodeConfig, PoolNode
@@ -36,6 +36,9 @@ from kvpool.wire.guard import Guard
 @click.option("--ssd", default=None, type=click.Path(path_type=Path, file_okay=False), help="Directory of the SSD tier; none by default.")
 @click.option("--ssd-capacity", default="16GiB", show_default=True, help="Bytes of the SSD tier.")
 @click.option("--ssd-objects", default=1 << 20, show_default=True, type=click.IntRange(1), help="Blocks the SSD tier holds at most.")
+@click.option(
+    "--ssd-key-file", default=None, type=click.Path(path_type=Path, dir_okay=False), help="File of keys to seal the SSD's records by."
+)
 @click.option("--write", default="through", show_default=True, type=click.Choice(["through", "back"]), help="When blocks go to the SSD.")
 @click.option("--admission", default="all", show_default=True, type=click.Choice(["all", "hot"]), help="Which blocks go to the SSD.")
 @click.option("--shared", default=None, type=click.Path(path_type=Path), help="File or memory device to write blocks down to, instead.")
@@ -87,6 +90,7 @@ def _tier_config(
     ssd: Path | None,
     ssd_capacity: str,
     ssd_objects: int,
+    ssd_key_file: Path | None,
     write: Literal["through", "back"],
     admission: Literal["all", "hot"],
     shared: Path | None,
@@ -98,6 +102,7 @@ def _tier_config(
         ssd=ssd,
         ssd_bytes=parse_size(ssd_capacity),
         ssd_objects=ssd_objects,
+        ssd_key_file=ssd_key_file,
         shared=shared,
         shared_bytes=parse_size(shared_capacity),
         gpu_bytes=parse_size(gpu_capacity),
@@ -113,7 +118,10 @@ def _guard(flags: dict[str, Any]) -> Guard:
     """What callers are asked; what tenants may is kept beside the SSD's log unless told otherwise."""
     ssd: Path | None = flags["ssd"]
     if ssd is not None:
-        ssd.mkdir(parents=True, exist_ok=True)
+        try:
+            ssd.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--ssd {ssd} can't be made: {error.strerror}; give a directory that can be written") from None
     return Guard.open(flags, default_book=None if ssd is None else ssd / "tenants.json")
 
 

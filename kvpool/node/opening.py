@@ -9,6 +9,7 @@ from kvpool.pool.allocator import Allocator
 from kvpool.pool.flow import FlowSettings
 from kvpool.tier.contract import Tier
 from kvpool.tier.gpu import open_gpu_tier
+from kvpool.tier.sealed import SealedTier, SealKeys
 from kvpool.tier.shared import open_shared_tier
 from kvpool.tier.ssd import SsdTier
 from kvpool.units import GIB
@@ -24,6 +25,8 @@ class TierConfig:
     ssd: Path | None = None
     ssd_bytes: int = 16 * GIB
     ssd_objects: int = 1 << 20
+    ssd_key_file: Path | None = None
+    """Keys by which the SSD's records are sealed; None: they lie there as they are."""
     shared: Path | None = None
     shared_bytes: int = 4 * GIB
     shared_objects: int = 1 << 16
@@ -36,6 +39,8 @@ class TierConfig:
             raise ConfigError("a tier needs room for bytes and objects, and GPU memory can't be negative")
         if self.gpu_bytes and self.ssd is None and self.shared is None:
             raise ConfigError("GPU memory holds hot blocks of a node that writes blocks down: give --ssd or --shared too")
+        if self.ssd_key_file is not None and self.ssd is None:
+            raise ConfigError("--ssd-key-file seals the records of an SSD tier: give --ssd too")
         if self.ssd is not None and self.shared is not None:
             raise ConfigError("blocks are written down to one tier: give --ssd or --shared, not both")
 
@@ -59,8 +64,9 @@ def open_tiers(config: TierConfig, node_id: str, incarnation: int) -> Opened:
     """Open what `config` names; the disk's index is recovered. Blocking. Raises `ConfigError`."""
     below: Tier | None = None
     if config.ssd is not None:
+        keys = None if config.ssd_key_file is None else SealKeys.load(config.ssd_key_file)
         ssd = SsdTier.open(config.ssd, capacity_bytes=config.ssd_bytes, max_objects=config.ssd_objects, incarnation=incarnation)
-        below, incarnation = ssd, ssd.incarnation
+        below, incarnation = ssd if keys is None else SealedTier(ssd, keys), ssd.incarnation
     if config.shared is not None:
         space = Allocator(config.shared_bytes)
         below = open_shared_tier(
