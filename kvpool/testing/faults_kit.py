@@ -27,21 +27,22 @@ class Scene:
         self.config = self.nodes.memberships[0].configure(lambda config: config.with_setting("copies", "2"))
         self.quarantined = frozenset({self.nodes.subject.identity})
         threading.Thread(target=self._stand_by_it, daemon=True).start()
-        eventually(self._complete, "the watcher knows all")
+        self.everybody = (self.watcher, *self.nodes.memberships)
+        eventually(lambda: all(self._knows_all(each) for each in self.everybody), "everybody knows all")
         self.views: list[tuple[set[Member], ClusterConfig, frozenset[Identity]]] = []
         self.watcher.subscribe(self._remember)
 
     def lost(self) -> bool:
         """True when everybody has noticed that the store doesn't answer."""
-        return not any(each.connected for each in (self.watcher, *self.nodes.memberships))
+        return not any(each.connected for each in self.everybody)
 
     def found(self) -> bool:
         """True when everybody is in touch with the store."""
-        return all(each.connected for each in (self.watcher, *self.nodes.memberships))
+        return all(each.connected for each in self.everybody)
 
     def check_nothing_dropped(self) -> None:
         """At no time did the watcher see less than everything."""
-        assert self._complete()
+        assert self._knows_all(self.watcher)
         assert all(self.members <= members and (config, out) == (self.config, self.quarantined) for members, config, out in self.views)
 
     def check_settles(self, back_s: float) -> None:
@@ -57,8 +58,8 @@ class Scene:
         """What the nodes believe."""
         return {each.config for each in self.nodes.memberships}
 
-    def _complete(self) -> bool:
-        seen = set(self.watcher.members()), self.watcher.config, self.watcher.quarantined()
+    def _knows_all(self, membership: Membership) -> bool:
+        seen = set(membership.members()), membership.config, membership.quarantined()
         return seen == (self.members, self.config, self.quarantined)
 
     def _stand_by_it(self) -> None:
