@@ -20,6 +20,7 @@ COMMANDS = {
     "quota": ("kvpool.cli.quota", "Show or bound how much each tenant may hold."),
     "rate": ("kvpool.cli.rate", "Bound how much each tenant may ask per second."),
     "token": ("kvpool.cli.token", "Make, list and revoke tokens and API keys."),
+    "config": ("kvpool.cli.config", "Show or change what the whole cluster agrees on."),
     "tiers": ("kvpool.cli.tiers", "Show the tiers of each node: state, capacity, use."),
     "events": ("kvpool.cli.events", "Show what nodes come to hold and let go, as it happens."),
     "verify": ("kvpool.cli.verify", "Read every block and check its checksum."),

@@ -65,8 +65,7 @@ class ClusterConfig:
         if not isinstance(self.namespace_copies, dict) or len(self.namespace_copies) > MAX_NAMESPACES:
             raise ConfigError(f"namespace_copies must map at most {MAX_NAMESPACES} namespaces to a number of copies")
         for fingerprint, copies in self.namespace_copies.items():
-            if not isinstance(fingerprint, str) or not _FINGERPRINT.match(fingerprint):
-                raise ConfigError(f"a namespace is named by its fingerprint, 32 lowercase hex digits, got {fingerprint!r}")
+            _fingerprint(fingerprint)
             if type(copies) is not int or not 1 <= copies <= MAX_COPIES:
                 raise ConfigError(f"{_PREFIX}{fingerprint} must be 1..{MAX_COPIES}, got {copies!r}")
 
@@ -84,17 +83,25 @@ class ClusterConfig:
                 values[name] = value
         return values
 
+    def setting(self, name: str) -> Any:
+        """The value of one setting, by the name `with_setting` takes. Raises `ConfigError`."""
+        if name.startswith(_PREFIX):
+            return self.copies_of(_fingerprint(name.removeprefix(_PREFIX)))
+        if name not in _READERS:
+            raise ConfigError(f"no setting {name!r}; there are {', '.join(_READERS)} and {_PREFIX}FINGERPRINT")
+        return getattr(self, name)
+
     def with_setting(self, name: str, text: str) -> "ClusterConfig":
         """A copy with one setting read from `text` as people write it: `2`, `30s`, `512MiB`, `true`.
 
         `namespace_copies.FINGERPRINT` takes a number, or `default` to forget it. Raises `ConfigError`.
         """
         if name.startswith(_PREFIX):
-            rest = {key: value for key, value in self.namespace_copies.items() if key != name.removeprefix(_PREFIX)}
-            own = {} if text == "default" else {name.removeprefix(_PREFIX): _whole(name, text)}
+            fingerprint = _fingerprint(name.removeprefix(_PREFIX))
+            rest = {key: value for key, value in self.namespace_copies.items() if key != fingerprint}
+            own = {} if text == "default" else {fingerprint: _whole(name, text)}
             return replace(self, namespace_copies={**rest, **own})
-        if name not in _READERS:
-            raise ConfigError(f"no setting {name!r}; there are {', '.join(_READERS)} and {_PREFIX}FINGERPRINT")
+        self.setting(name)  # refuses what isn't one
         return replace(self, **{name: _READERS[name](name, text)})
 
     def encode(self) -> str:
@@ -119,6 +126,12 @@ class ClusterConfig:
         if config.version == 0:
             raise ProtocolError("the cluster config has no version")
         return config
+
+
+def _fingerprint(text: Any) -> str:
+    if not isinstance(text, str) or not _FINGERPRINT.match(text):
+        raise ConfigError(f"a namespace is named by its fingerprint, 32 lowercase hex digits, got {text!r}")
+    return text
 
 
 def _whole(name: str, text: str) -> int:
