@@ -8,7 +8,7 @@ nobody has is a miss. What comes is kept as a near copy: against no tenant's quo
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -52,12 +52,11 @@ class NearCopies:
         self._threads = threads
         self._flights: dict[BlockKey, _Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.enabled: Callable[[], bool] = lambda: True
         self.counters = dict.fromkeys(("near_fetched", "near_fetched_bytes", "near_shared", "near_missed", "near_failed"), 0)
 
     async def fetch(self, keys: Sequence[BlockKey], order: Sequence[str], deadline_ns: int) -> None:
         """Get those of `keys` into the arena that the nodes `order` hold, until `deadline_ns`."""
-        if not keys or not self.enabled():
+        if not keys or not self._links.config.near_copies:
             return
         flights: dict[_Flight, None] = {}
         fresh: list[BlockKey] = []

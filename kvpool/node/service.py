@@ -95,7 +95,8 @@ class PoolNode:
         self.pool: PoolState | None = None
         """The core, while the node runs."""
         self._server: grpc.aio.Server | None = None
-        self._arena: Arena | None = None
+        self.arena: Arena | None = None
+        """Its memory, while it runs."""
         self._target: UcxTargetProcess | None = None
         self.cluster: ClusterSide | None = None
         """What it does with other nodes, while it is in a cluster."""
@@ -110,19 +111,19 @@ class PoolNode:
         opened = await asyncio.to_thread(open_tiers, config.tiers, self.node_id, self.incarnation)
         self.incarnation = opened.incarnation
         try:
-            self._arena = await asyncio.to_thread(self._take_memory)
+            self.arena = await asyncio.to_thread(self._take_memory)
         except BaseException:
             await asyncio.to_thread(opened.close)
             raise
         clock = MonotonicClock()
         self._events = NodeEvents(self.node_id, self.incarnation, clock)
-        self.pool = state = PoolState(self._arena.capacity, make_policy(config.policy), config.limits, self._events.arena_changed)
-        self._tiers = Tiers(state, self._arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
+        self.pool = state = PoolState(self.arena.capacity, make_policy(config.policy), config.limits, self._events.arena_changed)
+        self._tiers = Tiers(state, self.arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
         await self._events.start(below=opened.below, beside=opened.beside)
         self._tiers.start()
         handler = NodeHandler(
             state,
-            self._arena,
+            self.arena,
             clock,
             node_id=self.node_id,
             incarnation=self.incarnation,
@@ -130,11 +131,11 @@ class PoolNode:
             tiers=self._tiers,
         )
         if "shm" in wanted:
-            handler.shm = ShmOffer(path=str(self._arena.path), boot_id=host_boot_id())
+            handler.shm = ShmOffer(path=str(self.arena.path), boot_id=host_boot_id())
         if "ucx" in wanted:
-            await self._offer_ucx(handler, self._arena)
+            await self._offer_ucx(handler, self.arena)
         guard, rates = config.guard, Rates(config.guard.limits)
-        admin = NodeAdmin(handler, state, self._arena, self._tiers, clock)
+        admin = NodeAdmin(handler, state, self.arena, self._tiers, clock)
         if guard.book is not None:
             admin.keep_quotas(guard.book)
         self._server = guard.server(rates, clock)
@@ -148,7 +149,7 @@ class PoolNode:
                 self._membership,
                 handler,
                 state,
-                self._arena,
+                self.arena,
                 self._tiers,
                 clock,
                 settings=config.balance,
@@ -162,7 +163,7 @@ class PoolNode:
         if self.cluster is not None:
             await self.cluster.join(self.address, config.place.info(config.capacity_bytes))
         offers = [name for name in wanted if name != "ucx" or self._target is not None]
-        log.info("node %s serves %s at %s over %s", self.node_id, format_size(self._arena.capacity), self.address, ", ".join(offers))
+        log.info("node %s serves %s at %s over %s", self.node_id, format_size(self.arena.capacity), self.address, ", ".join(offers))
 
     def _take_memory(self) -> Arena:
         config = self._config
@@ -197,9 +198,9 @@ class PoolNode:
             await asyncio.to_thread(self._target.close)
         if self._tiers is not None:
             await self._tiers.stop()
-        if self._arena is not None:
-            self._arena.close()
-        self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self._arena = None
+        if self.arena is not None:
+            self.arena.close()
+        self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self.arena = None
 
 
 async def _tick(handler: NodeHandler) -> None:

@@ -51,7 +51,8 @@ class Cluster:
         await asyncio.to_thread(self._own.configure, lambda old: replace(old, **config))
         for index in range(count):
             await self.node(f"{index:032x}")
-        await self.settled()
+        if count:
+            await self.settled()
         self.client = await AsyncPoolClient.open(self.url, NAMESPACE)
 
     async def node(self, node_id: str, *, blocks: int = 2000, **more: Any) -> PoolNode:

@@ -1,13 +1,17 @@
 """Nodes as one pool: who joins gets its share, who leaves leaves nothing behind, who crashes is replaced."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from kvpool.client.retention import Retention
+from kvpool.node.opening import TierConfig
 from kvpool.policy.placement import NodeState
+from kvpool.units import MIB, SECOND
 
-from .cluster_rig import EXTENT_BLOCKS, Cluster, Load
+from .cluster_rig import EXTENT_BLOCKS, NAMESPACE, Cluster, Load
 
 
 @pytest.fixture
@@ -115,9 +119,6 @@ async def test_restarted_node_gets_back_what_is_its(cluster: Cluster) -> None:
 
 async def test_ttl_tenant_and_priority_travel_with_a_block(cluster: Cluster) -> None:
     """A block that moves stays what it is."""
-    from kvpool.client.retention import Retention
-    from kvpool.units import SECOND
-
     await cluster.open(1)
     (chain,) = cluster.chains(1, EXTENT_BLOCKS)
     await cluster.store([chain], ttl_ns=600 * SECOND, tenant="t", retention=[Retention(0, None, 80, 300 * SECOND)])
@@ -133,3 +134,89 @@ async def test_ttl_tenant_and_priority_travel_with_a_block(cluster: Cluster) -> 
         assert view.sequence == 64
         assert 500 * SECOND < view.expires_ns - view.committed_ns < 600 * SECOND
         assert 200 * SECOND < view.priority_until_ns - view.committed_ns < 300 * SECOND
+
+
+async def test_blocks_that_only_the_disk_has_are_drained_without_passing_through_memory(cluster: Cluster, tmp_path: Path) -> None:
+    """A drain empties the whole node, and what is cold pushes nothing warm out on its way."""
+    await cluster.open(0)
+    tiers = TierConfig(ssd=tmp_path / "ssd", ssd_bytes=256 * MIB)
+    small = await cluster.node(f"{0:032x}", blocks=40, tiers=tiers)
+    await cluster.settled()
+    chains = cluster.chains(30)
+    await cluster.store(chains)
+    await cluster.node("f" * 32)
+    await cluster.settled()
+    before = cluster.pool(small).counters()
+    report = await cluster.drain(f"{0:032x}")
+    assert report.safe_blocks == report.blocks > 40
+    after = cluster.pool(small).counters()
+    assert (after["inserted"], after["evicted"]) == (before["inserted"], before["evicted"])
+    await cluster.stop(f"{0:032x}")
+    await cluster.settled()
+    assert [await cluster.load(chain) for chain in chains] == [8] * len(chains)
+
+
+async def test_node_restarted_with_its_disk_takes_its_place_with_what_is_on_it(cluster: Cluster, tmp_path: Path) -> None:
+    """Blocks on a disk count: they are neither pushed again nor lost, and what is not the node's any more goes to whose it is."""
+    await cluster.open(2)
+    node = f"{7:032x}"
+    tiers = TierConfig(ssd=tmp_path / "ssd", ssd_bytes=256 * MIB)
+    await cluster.node(node, tiers=tiers)
+    await cluster.settled()
+    chains = cluster.chains(30)
+    await cluster.store(chains)
+    held = cluster.pool(cluster.nodes[node]).books().blocks
+    assert held > 0
+    await cluster.stop(node)
+    await cluster.node(node, tiers=tiers)
+    await cluster.settled()
+    assert [await cluster.load(chain) for chain in chains] == [8] * len(chains)
+    assert sum(cluster.counters(name)["pushed"] for name in cluster.nodes) == 0
+    await cluster.node(f"{8:032x}")
+    await cluster.settled()
+    assert [await cluster.load(chain) for chain in chains] == [8] * len(chains)
+
+
+async def test_damaged_block_is_dropped_and_not_pushed(cluster: Cluster) -> None:
+    """Damage must not spread; the rest of the extent goes."""
+    await cluster.open(1)
+    (chain,) = cluster.chains(1, EXTENT_BLOCKS)
+    await cluster.store([chain])
+    node = cluster.nodes[f"{0:032x}"]
+    place = cluster.pool(node).locate(chain[2])
+    assert place is not None
+    assert node.arena is not None
+    node.arena.view(*place)[-1] ^= 1
+    await cluster.node("f" * 32)
+    await cluster.settled()
+    await cluster.drain(f"{0:032x}")
+    assert [bool(cluster.holders(key)) for key in chain] == [True, True, False, True]
+    assert cluster.counters(f"{0:032x}")["push_failed"] == 1
+
+
+async def test_copies_of_a_namespace_are_its_own(cluster: Cluster) -> None:
+    """A namespace may be worth more copies than others, blocks on disk included."""
+    await cluster.open(3, namespace_copies={NAMESPACE.fingerprint().hex(): 2})
+    chains = cluster.chains(15)
+    await cluster.store(chains)
+    assert cluster.misplaced(chains, copies=2) == 0
+    await cluster.stop(f"{0:032x}")
+    await cluster.settled()
+    assert cluster.misplaced(chains, copies=2) == 0
+
+
+async def test_node_that_is_full_is_not_pushed_to_again_and_again(cluster: Cluster) -> None:
+    """What a full node lacks it has evicted: repairing that would evict something else, for ever."""
+    await cluster.open(1)
+    chains = cluster.chains(40)
+    await cluster.store(chains)
+    await cluster.node("f" * 32, blocks=64)
+    await cluster.configure(copies=2)
+    await cluster.settled()
+    pushed = cluster.counters(f"{0:032x}")["pushed"]
+    assert pushed > 64  # more than it can hold: each once, when the cluster changed
+    rounds = cluster.side(cluster.nodes[f"{0:032x}"]).balancer.counters["rounds"]
+    async with asyncio.timeout(30):
+        while cluster.side(cluster.nodes[f"{0:032x}"]).balancer.counters["rounds"] < rounds + 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert cluster.counters(f"{0:032x}")["pushed"] == pushed
