@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from kvpool.cli.credentials import security
 from kvpool.cli.guard import SHARED_MEMORY, Guard
 from kvpool.cli.http import healthy
 from kvpool.cli.procs import ClusterOptions, ProcessSpec, local_processes, roles_to_await
@@ -102,7 +103,8 @@ class LocalCluster:
         if self.options.port:
             _require_free(self.options.host, self.options.port)
         options = _with_port(self.options)
-        self._url = f"http://{options.host}:{options.port}"
+        scheme = "http" if security().tls_cert is None else "https"  # the router gets its certificate from the environment, as we do
+        self._url = f"{scheme}://{options.host}:{options.port}"
         self._server = server = EmbeddedServer.start(self.log_dir, lease_ms=self._lease_ms, log_name="membership-0.log")
         try:
             self._guard = Guard.start(self.log_dir / "guard.log")
