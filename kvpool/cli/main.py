@@ -11,7 +11,7 @@ from kvpool.wire.flags import credential_options
 COMMANDS = {
     "up": ("kvpool.cli.up", "Run a whole cluster on this machine."),
     "status": ("kvpool.cli.status", "Show nodes, workers and routers of a cluster."),
-    "nodes": ("kvpool.cli.nodes", "Show the pool nodes and their memory."),
+    "nodes": ("kvpool.cli.nodes", "Show the pool nodes, their states and their memory."),
     "lookup": ("kvpool.cli.lookup", "Show how much of a text the pool holds, and where."),
     "inspect": ("kvpool.cli.inspect", "Show where copies of blocks are, how they are, and who holds them."),
     "evict": ("kvpool.cli.evict", "Remove blocks from every tier."),
@@ -24,6 +24,7 @@ COMMANDS = {
     "tiers": ("kvpool.cli.tiers", "Show the tiers of each node: state, capacity, use."),
     "events": ("kvpool.cli.events", "Show what nodes come to hold and let go, as it happens."),
     "verify": ("kvpool.cli.verify", "Read every block and check its checksum."),
+    "drain": ("kvpool.cli.drain", "Move all blocks of a node to others, so that it can be stopped."),
     "gc": ("kvpool.cli.gc", "End what has run out and give dead room back."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }

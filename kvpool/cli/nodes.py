@@ -1,4 +1,4 @@
-"""`kvpool nodes`: the pool nodes and their memory."""
+"""`kvpool nodes`: the pool nodes, their states and their memory."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from kvpool.cli.state import find_cluster
 @cluster_option
 @json_option
 def nodes(cluster: str | None, as_json: bool) -> None:
-    """Show the pool nodes and their memory.
+    """Show the pool nodes, their states and their memory.
 
     Exit code 0 when every node answered, 2 when one did not.
     """
@@ -20,7 +20,7 @@ def nodes(cluster: str | None, as_json: bool) -> None:
     from kvpool.cli.snapshot import node_json, open_cluster, take_snapshot
 
     with open_cluster(find_cluster(cluster)) as membership:
-        snapshot = asyncio.run(take_snapshot(membership.members("node")))
+        snapshot = asyncio.run(take_snapshot(membership.members("node"), quarantined=membership.quarantined()))
     if as_json:
         print_json([node_json(report) for report in snapshot.nodes])
     else:

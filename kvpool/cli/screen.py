@@ -15,6 +15,7 @@ from kvpool.units import format_size
 _SHORT_ID = 8
 _PIPE_WIDTH = 200
 _NO_ANSWER = "[red]no answer[/red]"
+_STATES = {"active": "green", "quarantined": "red"}
 
 
 def console() -> Console:
@@ -23,12 +24,12 @@ def console() -> Console:
 
 
 def nodes_table(reports: tuple[NodeReport, ...]) -> Table:
-    """Memory, blocks, leases and hits of each pool node."""
+    """State, memory, blocks, leases and hits of each pool node."""
     table = new_table(
-        "Pool nodes", ("node", "address", "fill", "used", "pinned", "free", "blocks", "leases r/w", "hits", "misses", "offers")
+        "Pool nodes", ("node", "address", "state", "fill", "used", "pinned", "free", "blocks", "leases r/w", "hits", "misses", "offers")
     )
     for report in reports:
-        who = (short_id(report.member.id), report.member.address)
+        who = (short_id(report.member.id), report.member.address, f"[{_STATES.get(report.state, 'yellow')}]{report.state}[/]")
         node = report.description
         if node is None:
             table.add_row(*who, _NO_ANSWER)

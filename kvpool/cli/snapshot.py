@@ -4,13 +4,16 @@ A member that doesn't answer is part of the picture, not an error: its report ca
 """
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvpool.cli.credentials import security
 from kvpool.cli.http import call
 from kvpool.cluster import Member, Membership, open_membership
+from kvpool.cluster.member import Identity
 from kvpool.errors import KvpoolError, UnavailableError
+from kvpool.policy.placement import node_from_info
 from kvpool.request import WorkerStatus
 from kvpool.request.pool import NodeDescription
 from kvpool.wire.pool_client import PoolRpc
@@ -22,9 +25,10 @@ MAX_ASKED_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """A pool node: its books, or why there are none."""
+    """A pool node: its place in the cluster, and its books, or why there are none."""
 
     member: Member
+    state: str
     description: NodeDescription | None = None
     error: str = ""
 
@@ -72,8 +76,10 @@ def open_cluster(url: str) -> Membership:
     return membership
 
 
-async def take_snapshot(members: tuple[Member, ...], timeout_s: float = ASK_TIMEOUT_S) -> Snapshot:
-    """Ask all `members`, at most `timeout_s` each."""
+async def take_snapshot(
+    members: tuple[Member, ...], timeout_s: float = ASK_TIMEOUT_S, *, quarantined: Collection[Identity] = ()
+) -> Snapshot:
+    """Ask all `members`, at most `timeout_s` each. `quarantined`: those of them that the others can't reach."""
     gate = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
 
     async def gated(report: Any) -> Any:
@@ -82,7 +88,7 @@ async def take_snapshot(members: tuple[Member, ...], timeout_s: float = ASK_TIME
 
     of = {role: [member for member in members if member.role in roles] for role, roles in _ASKED.items()}
     nodes, workers, routers = await asyncio.gather(
-        asyncio.gather(*(gated(_ask_node(member, timeout_s)) for member in of["node"])),
+        asyncio.gather(*(gated(_ask_node(member, member_state(member, quarantined), timeout_s)) for member in of["node"])),
         asyncio.gather(*(gated(_ask_worker(member, timeout_s)) for member in of["worker"])),
         asyncio.gather(*(gated(_ask_router(member, timeout_s)) for member in of["router"])),
     )
@@ -92,12 +98,17 @@ async def take_snapshot(members: tuple[Member, ...], timeout_s: float = ASK_TIME
 _ASKED = {"node": ("node",), "worker": ("prefill", "decode"), "router": ("router",)}
 
 
-async def _ask_node(member: Member, timeout_s: float) -> NodeReport:
+def member_state(member: Member, quarantined: Collection[Identity]) -> str:
+    """A node's state (`kvpool.policy.placement.NodeState`), as placement reads it."""
+    return str(node_from_info(member.id, member.info, quarantined=member.identity in quarantined).state)
+
+
+async def _ask_node(member: Member, state: str, timeout_s: float) -> NodeReport:
     rpc = PoolRpc(member.address, security=security())
     try:
-        return NodeReport(member=member, description=await rpc.describe(timeout_s))
+        return NodeReport(member=member, state=state, description=await rpc.describe(timeout_s))
     except KvpoolError as error:
-        return NodeReport(member=member, error=str(error))
+        return NodeReport(member=member, state=state, error=str(error))
     finally:
         await rpc.close()
 
@@ -128,6 +139,7 @@ def node_json(report: NodeReport) -> dict[str, Any]:
         "id": report.member.id,
         "address": report.member.address,
         "incarnation": report.member.incarnation,
+        "state": report.state,
         "error": report.error or None,
     }
     node = report.description

@@ -20,7 +20,7 @@ def status(cluster: str | None, as_json: bool) -> None:
     from kvpool.cli.snapshot import node_json, open_cluster, router_json, take_snapshot, worker_json
 
     with open_cluster(find_cluster(cluster)) as membership:
-        snapshot = asyncio.run(take_snapshot(membership.members()))
+        snapshot = asyncio.run(take_snapshot(membership.members(), quarantined=membership.quarantined()))
     if as_json:
         nodes, workers = [node_json(report) for report in snapshot.nodes], [worker_json(report) for report in snapshot.workers]
         print_json({"nodes": nodes, "workers": workers, "routers": [router_json(report) for report in snapshot.routers]})

@@ -199,6 +199,14 @@ class AdminKit:
             await rpc.close()
         assert await present(world, keys) == [True]
 
+    async def test_balance_counts_what_is_held_and_is_settled_where_nothing_is_to_be_moved(self, world: AdminWorld) -> None:
+        """Whoever waits for a node to be done must not wait for one that has nothing to do."""
+        await world.put(3)
+        report = await world.rpc.balance(LIMIT_S)
+        assert (report.state, report.settled) == ("active", True)
+        assert report.safe_blocks == report.blocks == 3
+        assert report.safe_bytes == report.block_bytes > 0
+
 
 def _earlier_life(identity: NodeIdentity) -> NodeIdentity:
     """The same node in an earlier life."""

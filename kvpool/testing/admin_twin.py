@@ -51,6 +51,8 @@ class MemoryAdmin:
         self.state = "active"
         self.moved: set[BlockKey] = set()
         """Blocks that other nodes have too: what a drain waits for."""
+        self.homeless: set[BlockKey] = set()
+        """Blocks that no other node has room for: a drain doesn't wait for them."""
 
     # What clients and bad luck do
 
@@ -193,11 +195,11 @@ class MemoryAdmin:
         return await self.balance()
 
     async def balance(self) -> a.Balance:
-        """Safe is what was `moved`; settled when all was, or the state asks for no move."""
+        """Safe is what was `moved`; settled when all was that can be, or the state asks for no move."""
         safe = [block for key, block in self.blocks.items() if self.state == "active" or key in self.moved]
         return a.Balance(
             state=self.state,
-            settled=len(safe) == len(self.blocks),
+            settled=self.state == "active" or self.blocks.keys() <= self.moved | self.homeless,
             rounds=1,
             blocks=len(self.blocks),
             block_bytes=sum(block.length for block in self.blocks.values()),
