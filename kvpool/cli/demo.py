@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvpool.cli.conversation import DOCUMENT, SCRIPT, Conversation, Exchange
 from kvpool.cli.procs import ClusterOptions
-from kvpool.cli.supervisor import LocalCluster
+from kvpool.cli.ray_flags import RayFlags, make_cluster
 from kvpool.errors import ConfigError, KvpoolError
 from kvpool.units import MIB
 
@@ -29,22 +29,23 @@ _PLAIN_WIDTH = 130
 @click.option("--max-tokens", default=48, show_default=True, help="Tokens per answer.")
 @click.option("--transport", default="auto", show_default=True, type=click.Choice(["auto", "shm", "ucx", "grpc"]))
 @click.option("--document", type=click.File("r"), default=str(DOCUMENT), help="Text the conversation is about.")
-def demo(model: str, max_tokens: int, transport: str, document: Any) -> None:
+@click.option("--ray", default=None, type=click.Choice(["local"]), help="Let Ray place the processes.")
+def demo(model: str, max_tokens: int, transport: str, document: Any, ray: str | None) -> None:
     """Serve a conversation on a fresh local cluster and prove its answers."""
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
-        ok = run_demo(console, model, max_tokens, transport, document.read())
+        ok = run_demo(console, model, max_tokens, transport, document.read(), ray)
     except KvpoolError as error:
         raise click.ClickException(str(error)) from error
     sys.exit(0 if ok else 1)
 
 
-def run_demo(console: Console, model: str, max_tokens: int, transport: str, document: str) -> bool:
+def run_demo(console: Console, model: str, max_tokens: int, transport: str, document: str, ray: str | None = None) -> bool:
     """Cluster, conversation, table, proof; whether all held."""
     options = ClusterOptions(model=model, port=0, capacity_bytes=512 * MIB, transport=transport)
     console.print(f"Starting a cluster: 1 pool node, 1 prefill worker, 1 decode worker, 1 router (model {model}) …")
     began = time.monotonic()
-    with LocalCluster(options) as cluster:
+    with make_cluster(options, RayFlags(ray=ray)) as cluster:
         cluster.wait_ready()
         console.print(f"Up after {time.monotonic() - began:.0f} s at {cluster.url}; logs in {cluster.log_dir}")
         conversation = Conversation(cluster.url, document, max_tokens=max_tokens)

@@ -19,13 +19,26 @@ def call(url: str, *, body: Any = None, timeout_s: float, credentials: Security 
     Raises `UnavailableError` (no answer in time, or a 5xx), `ConfigError` (a 4xx, with the server's message), `ProtocolError`.
     """
     data = None if body is None else json.dumps(body).encode()
-    credentials = security() if credentials is None else credentials
+    text = _exchange(url, data, timeout_s, security() if credentials is None else credentials)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"{url} answered something that is not JSON") from error
+
+
+def get_text(url: str, *, timeout_s: float) -> str:
+    """GET `url`; the answer as text. Errors as `call`."""
+    return _exchange(url, None, timeout_s, security()).decode(errors="replace")
+
+
+def _exchange(url: str, data: bytes | None, timeout_s: float, credentials: Security) -> bytes:
     headers = {"Content-Type": "application/json"} if data else {}
     headers.update(_authorization(url, credentials))
     request = urllib.request.Request(url, data=data, headers=headers)
     try:
         with _opener(url, credentials).open(request, timeout=timeout_s) as answer:
-            text = answer.read(MAX_ANSWER_BYTES)
+            text: bytes = answer.read(MAX_ANSWER_BYTES)
+            return text
     except urllib.error.HTTPError as error:
         with error:
             words = error.read(2000).decode(errors="replace").strip()
@@ -33,10 +46,6 @@ def call(url: str, *, body: Any = None, timeout_s: float, credentials: Security 
         raise kind(f"{url} answered {error.code}: {words}") from error
     except OSError as error:
         raise UnavailableError(f"{url} can't be reached: {getattr(error, 'reason', error)}") from error
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ProtocolError(f"{url} answered something that is not JSON") from error
 
 
 def _opener(url: str, credentials: Security) -> urllib.request.OpenerDirector:

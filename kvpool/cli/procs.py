@@ -6,7 +6,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from kvpool.cluster.config import MAX_COPIES
 from kvpool.errors import ConfigError
 from kvpool.units import GIB, MIB
 
@@ -39,6 +41,8 @@ class ClusterOptions:
     nodes: int = 1
     prefill: int = 1
     decode: int = 1
+    copies: int = 1
+    """On how many nodes each block is to be."""
     capacity_bytes: int = GIB
     """Of each node."""
     ssd: Path | None = None
@@ -65,6 +69,8 @@ class ClusterOptions:
                 raise ConfigError(f"--{name} must be between 0 and {MAX_PROCESSES_PER_ROLE}, got {getattr(self, name)}")
         if self.decode < 1:
             raise ConfigError("a cluster needs at least one decode worker; set --decode 1")
+        if not 1 <= self.copies <= MAX_COPIES:
+            raise ConfigError(f"--copies must be between 1 and {MAX_COPIES}, got {self.copies}")
         if self.transport not in TRANSPORTS:
             raise ConfigError(f"--transport must be one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
         if self.dtype not in DTYPES:
@@ -132,7 +138,12 @@ def _storage(options: ClusterOptions, index: int) -> tuple[str, ...]:
     return (*flags, "--ssd", str(options.ssd / f"node-{index}"), "--ssd-capacity", str(options.ssd_capacity_bytes))
 
 
-def roles_to_await(specs: Sequence[ProcessSpec], roles: Sequence[str]) -> dict[str, int]:
+class _HasRole(Protocol):
+    @property
+    def role(self) -> str: ...
+
+
+def roles_to_await(specs: Sequence[_HasRole], roles: Sequence[str]) -> dict[str, int]:
     """How many members of each of `roles` a cluster of `specs` has when it is complete."""
     counts = {role: sum(spec.role == role for spec in specs) for role in roles}
     return {role: count for role, count in counts.items() if count}

@@ -7,6 +7,8 @@
 `start` returns at once; `wait_ready` returns when every member has joined and the router answers /health. What dies is started
 again; `stop` ends everything in order (router, workers, nodes, membership server) and leaves nothing in shared memory. Should
 this process be killed, its children end with it (`kvpool.cluster.child`) and the guard finishes those that hang.
+
+Who keeps the processes running is exchangeable: `ProcessTable` here, or Ray on many machines (`kvpool.cli.ray`).
 """
 
 import contextlib
@@ -26,16 +28,19 @@ from kvpool.cli.guard import SHARED_MEMORY, Guard
 from kvpool.cli.http import healthy
 from kvpool.cli.procs import ClusterOptions, ProcessSpec, local_processes, roles_to_await
 from kvpool.cli.state import ClusterState, clear_state, write_state
-from kvpool.cli.table import ProcessRow, ProcessTable
+from kvpool.cli.table import ProcessRow, ProcessTable, Table
 from kvpool.cluster import ROLES, Member, Membership, open_membership
 from kvpool.cluster.embedded import EmbeddedServer, server_argv, server_binary
 from kvpool.cluster.url import DEFAULT_LEASE_MS
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
+from kvpool.units import SECOND
 
 READY_TIMEOUT_S = 300.0
 """The first start may convert a model; loading it takes seconds."""
 HOPELESS_STREAK = 3
 """So many deaths in a row of one process before the cluster was ever complete: it won't become so by waiting."""
+EMPTY_TIMEOUT_NS = 10 * SECOND
+"""Members that died just before are listed until their lease runs out."""
 _POLL_S = 0.1
 _TAIL_LINES = 12
 
@@ -54,11 +59,14 @@ class LocalCluster:
         on_event: Callable[[str], None] | None = None,
         processes: Processes = local_processes,
         lease_ms: int = DEFAULT_LEASE_MS,
+        membership_url: str | None = None,
+        table: Callable[..., Table] = ProcessTable,
     ) -> None:
         """`log_dir` defaults to a fresh temporary directory, kept only when something went wrong; with `state_file` other commands
         find this cluster.
 
-        `processes` makes the table of processes for (options, cluster URL); `on_event` gets a line for every change.
+        `processes` lists the processes for (options, cluster URL), `table` keeps them running; `on_event` gets a line for every change.
+        With `membership_url` the members meet at that server, which is not ours to run, and may be on other machines.
         """
         self.options = options or ClusterOptions()
         self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="kvpool-logs-"))
@@ -68,22 +76,27 @@ class LocalCluster:
         self._processes = processes
         self._lease_ms = lease_ms
         self._server: EmbeddedServer | None = None
-        self._table: ProcessTable | None = None
+        self._membership_url = membership_url
+        self._make_table = table
+        self._table: Table | None = None
         self._membership: Membership | None = None
         self._guard: Guard | None = None
-        self._awaited: dict[str, int] = {}
         self._arrivals: dict[tuple[str, str, int], float] = {}
         self._was_ready = False
         self._url = ""
 
     @property
     def url(self) -> str:
-        """The router's base URL, such as `http://127.0.0.1:8000`."""
+        """The router's base URL, such as `http://127.0.0.1:8000`. Of a router on another machine it is known once that has joined."""
+        if self._membership_url is not None and self._membership is not None:
+            self._url = next((member.info["url"] for member in self._membership.members("router") if "url" in member.info), self._url)
         return self._url
 
     @property
     def cluster_url(self) -> str:
-        """The cluster URL of the embedded membership server."""
+        """Where the members meet: the embedded membership server, or the one that was given."""
+        if self._membership_url is not None:
+            return self._membership_url
         if self._server is None:
             raise ClosedError("the cluster is not running; call start() first")
         return self._server.url
@@ -100,38 +113,45 @@ class LocalCluster:
         if self._table is not None:
             raise ConfigError("the cluster was started already")
         self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.options.port:
-            _require_free(self.options.host, self.options.port)
-        options = _with_port(self.options)
-        scheme = "http" if security().tls_cert is None else "https"  # the router gets its certificate from the environment, as we do
-        self._url = f"{scheme}://{options.host}:{options.port}"
-        self._server = server = EmbeddedServer.start(self.log_dir, lease_ms=self._lease_ms, log_name="membership-0.log")
         try:
-            self._guard = Guard.start(self.log_dir / "guard.log")
-            specs = self._processes(options, server.url)
-            self._awaited = roles_to_await(specs, ROLES)
-            table = ProcessTable(
-                specs, log_dir=self.log_dir, restart=self.options.restart, on_event=self._on_event, on_pid=self._tell_guard
-            )
-            argv = tuple(server_argv(server_binary(), self.log_dir, server.port))
-            table.adopt(ProcessSpec(role="membership", index=0, argv=argv, stop_rank=99), server.child)
-            self._membership = open_membership(server.url)
-            if self.options.copies > 1:
-                self._membership.configure(lambda config: replace(config, copies=self.options.copies))
-            self._membership.subscribe(self._note_arrivals)
-            self._table = table
-            table.start()
-            if self._state_file is not None:
-                state = ClusterState(cluster_url=server.url, router_url=self._url, pid=os.getpid(), log_dir=str(self.log_dir))
-                write_state(self._state_file, state)
+            self._start()
         except BaseException:
             self.stop()
             raise
 
+    def _start(self) -> None:
+        options = self.options
+        if self._membership_url is None:
+            if options.port:
+                _require_free(options.host, options.port)
+            options = _with_port(options)
+            scheme = "http" if security().tls_cert is None else "https"  # the router gets its certificate from the environment, as we do
+            self._url = f"{scheme}://{options.host}:{options.port}"
+            self._server = EmbeddedServer.start(self.log_dir, lease_ms=self._lease_ms, log_name="membership-0.log")
+        self._guard = Guard.start(self.log_dir / "guard.log")
+        specs = self._processes(options, self.cluster_url)
+        table = self._make_table(
+            specs, log_dir=self.log_dir, restart=self.options.restart, on_event=self._on_event, on_pid=self._tell_guard
+        )
+        if self._server is not None:
+            argv = tuple(server_argv(server_binary(), self.log_dir, self._server.port))
+            table.adopt(ProcessSpec(role="membership", index=0, argv=argv, stop_rank=99), self._server.child)
+        self._membership = open_membership(self.cluster_url)
+        if self._membership_url is not None:
+            _require_empty(self._membership)
+        if self.options.copies > 1:
+            self._membership.configure(lambda config: replace(config, copies=self.options.copies))
+        self._membership.subscribe(self._note_arrivals)
+        self._table = table
+        table.start()
+        if self._state_file is not None:
+            state = ClusterState(cluster_url=self.cluster_url, router_url=self._url, pid=os.getpid(), log_dir=str(self.log_dir))
+            write_state(self._state_file, state)
+
     def ready(self) -> bool:
         """True when every process runs and has joined, and the router is healthy. Raises `UnavailableError` when it never will be."""
         all_run = all(row.state == "running" for row in self.rows())
-        if all_run and self.membership.connected and not self._missing() and healthy(self._url, timeout_s=2.0):
+        if all_run and self.membership.connected and not self._missing() and healthy(self.url, timeout_s=2.0):
             self._was_ready = True
             return True
         if not self._was_ready:
@@ -213,7 +233,7 @@ class LocalCluster:
         """How many processes of each role have yet to join since their latest start, or how many members are dead but still listed."""
         now_s, rows, arrivals = time.monotonic(), self.rows(), self._arrivals
         missing: dict[str, int] = {}
-        for role, count in self._awaited.items():
+        for role, count in roles_to_await(rows, ROLES).items():
             starts = [now_s - row.since_s for row in rows if row.role == role and row.state == "running"]
             arrived = [at_s for (of, _, _), at_s in arrivals.items() if of == role]
             missing[role] = max(count - joined(starts, arrived), len(arrived) - count)
@@ -238,6 +258,17 @@ def joined(starts: Sequence[float], arrivals: Sequence[float]) -> int:
             free.pop()
             matched += 1
     return matched
+
+
+def _require_empty(membership: Membership) -> None:
+    """A server of others may hold members of others, which can't be told from ours. Raises `ConfigError`, `UnavailableError`."""
+    if not membership.connected:
+        raise UnavailableError("the membership server given with --cluster can't be reached")
+    try:
+        membership.wait(lambda view: not view, time.monotonic_ns() + EMPTY_TIMEOUT_NS)
+    except DeadlineError as error:
+        found = len(membership.members())
+        raise ConfigError(f"this cluster has {found} members already; end them or take another name, --cluster URL?cluster=NAME") from error
 
 
 def _with_port(options: ClusterOptions) -> ClusterOptions:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from kvpool.cli.procs import ProcessSpec
 from kvpool.cli.restart import Backoff
@@ -46,6 +47,31 @@ class ProcessRow:
     streak: int
     last_exit: str
     since_s: float
+
+
+class Table(Protocol):
+    """Whoever keeps the processes running; the methods are those of `ProcessTable`."""
+
+    def adopt(self, spec: ProcessSpec, child: Child) -> None:
+        """Take over a process that runs already."""
+
+    def start(self) -> None:
+        """Start everything."""
+
+    def rows(self) -> tuple[ProcessRow, ...]:
+        """The table as it stands."""
+
+    def pids(self, role: str) -> list[int]:
+        """Process ids by index."""
+
+    def kill(self, role: str, index: int = 0, number: int = signal.SIGKILL) -> int:
+        """Send a signal to one process; its pid."""
+
+    def hurry(self) -> None:
+        """Cut the grace of a stop."""
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Stop all."""
 
 
 class _Entry:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvpool.cli.procs import DTYPES, MAX_PROCESSES_PER_ROLE, TRANSPORTS, ClusterOptions
+from kvpool.cli.ray_flags import make_cluster, ray_options, take_ray_flags
+from kvpool.cluster.config import MAX_COPIES
 from kvpool.errors import ConfigError, DeadlineError
 from kvpool.units import SECOND, parse_size
 
@@ -25,6 +27,7 @@ _COUNT = click.IntRange(0, MAX_PROCESSES_PER_ROLE)
 @click.command()
 @click.option("--model", default="smollm2", show_default=True, help="smollm2, a model directory or a .gguf file.")
 @click.option("--nodes", default=1, show_default=True, type=_COUNT, help="Pool nodes.")
+@click.option("--copies", default=1, show_default=True, type=click.IntRange(1, MAX_COPIES), help="Nodes that hold each block.")
 @click.option("--prefill", default=1, show_default=True, type=_COUNT, help="Prefill workers.")
 @click.option("--decode", default=1, show_default=True, type=click.IntRange(1, MAX_PROCESSES_PER_ROLE), help="Decode workers.")
 @click.option("--capacity", default="1GiB", show_default=True, help="Memory of each pool node.")
@@ -39,15 +42,17 @@ _COUNT = click.IntRange(0, MAX_PROCESSES_PER_ROLE)
 @click.option("--resident", default="512MiB", show_default=True, help="KV of finished requests that each worker keeps; 0: none.")
 @click.option("--log-dir", default=None, type=click.Path(file_okay=False, path_type=Path), help="Where each process writes its log.")
 @click.option("--no-restart", is_flag=True, help="Leave a process that dies dead.")
+@ray_options
 def up(capacity: str, ssd_capacity: str, resident: str, log_dir: Path | None, no_restart: bool, **options: Any) -> None:
     """Run a whole cluster on this machine until Ctrl-C: membership, pool nodes, workers and router.
 
-    A process that dies is started again. Ctrl-C stops everything in order; a second one stops it at once.
+    A process that dies is started again. Ctrl-C stops everything in order; a second one stops it at once. With --ray the processes
+    are placed by Ray.
     """
     from kvpool.cli.logs import log_root, new_run
     from kvpool.cli.state import read_state, state_path
-    from kvpool.cli.supervisor import LocalCluster
 
+    placed = take_ray_flags(options)
     chosen = ClusterOptions(
         capacity_bytes=parse_size(capacity),
         ssd_capacity_bytes=parse_size(ssd_capacity),
@@ -61,7 +66,7 @@ def up(capacity: str, ssd_capacity: str, resident: str, log_dir: Path | None, no
     log_dir = log_dir or new_run(log_root())
     _prepare_model(chosen.model)
     screen = _screen()
-    cluster = LocalCluster(chosen, log_dir=log_dir, state_file=state_path(), on_event=screen.say)
+    cluster = make_cluster(chosen, placed, log_dir=log_dir, state_file=state_path(), on_event=screen.say)
     stop = _stop_on_signals(cluster)
     screen.say(f"starting; logs are in {log_dir}")
     try:

@@ -1,0 +1,119 @@
+"""When a worker group grows and shrinks: pressure and calm must last, and what is loading is waited for."""
+
+import pytest
+
+from kvpool.cli.ray.samples import mean_since, ttft_totals
+from kvpool.cli.ray.scaling import GroupScale, Limits, Rules, Sample
+from kvpool.errors import ConfigError
+
+RULES = Rules(requests_each=2, ttft_s=1.0, up_after_s=5, down_after_s=60)
+
+
+def _scale(wanted: int = 1, *, least: int = 1, most: int = 4, rules: Rules = RULES) -> GroupScale:
+    return GroupScale(rules, Limits(least=least, most=most), wanted=wanted)
+
+
+def _run(scale: GroupScale, times: range, requests: int, *, ttft_s: float | None = None, workers: int | None = None) -> list[int]:
+    """The counts while `requests` are there; every wanted worker has arrived unless `workers` says otherwise."""
+    return [
+        scale.step(Sample(at_s=at_s, workers=scale.wanted if workers is None else workers, requests=requests, ttft_s=ttft_s))
+        for at_s in times
+    ]
+
+
+def test_queue_that_lasts_adds_what_the_requests_need() -> None:
+    """Seven requests need four workers of two each, but a group at most doubles at a time."""
+    assert _run(_scale(), range(0, 14, 2), 7) == [1, 1, 1, 2, 2, 2, 2]
+    assert _run(scale := _scale(), range(0, 40, 2), 7)[-1] == 4
+    assert scale.wanted == 4
+
+
+def test_queue_that_passes_adds_nothing() -> None:
+    """A burst shorter than `up_after_s` is not worth a worker that takes as long to load."""
+    scale = _scale()
+    for start in range(0, 60, 6):
+        assert set(_run(scale, range(start, start + 4, 2), 9)) == {1}
+        assert set(_run(scale, range(start + 4, start + 6, 2), 1)) == {1}
+
+
+def test_group_stays_within_its_limits() -> None:
+    """Never more than the most, never fewer than the least, whatever lasts."""
+    assert _run(_scale(most=3), range(0, 200, 2), 99)[-1] == 3
+    assert _run(_scale(wanted=3, least=2), range(0, 600, 2), 0)[-1] == 2
+
+
+def test_workers_that_have_yet_to_arrive_are_waited_for() -> None:
+    """The queue can't shrink before the new ones serve: asking for more meanwhile would overshoot."""
+    scale = _scale()
+    assert _run(scale, range(0, 8, 2), 4)[-1] == 2
+    assert set(_run(scale, range(8, 80, 2), 9, workers=1)) == {2}
+    assert _run(scale, range(80, 90, 2), 9)[-1] == 4
+
+
+def test_late_first_tokens_add_a_worker_only_where_requests_wait() -> None:
+    """Two requests at one worker delay each other; a long prompt alone does not get faster by another worker."""
+    assert _run(_scale(), range(0, 20, 2), 1, ttft_s=9.0)[-1] == 1
+    assert _run(_scale(), range(0, 8, 2), 2, ttft_s=9.0)[-1] == 2
+    assert _run(_scale(), range(0, 8, 2), 2, ttft_s=0.5)[-1] == 1
+    assert _run(_scale(rules=Rules(requests_each=2, ttft_s=None)), range(0, 20, 2), 2, ttft_s=9.0)[-1] == 1
+
+
+def test_late_first_token_is_remembered_while_nothing_ends() -> None:
+    """Slow requests end seldom: no news between two of them is not good news. An empty group has none that is late."""
+    scale = _scale()
+    _run(scale, range(0, 2, 2), 2, ttft_s=9.0)
+    assert _run(scale, range(2, 8, 2), 2)[-1] == 2
+    scale = _scale()
+    _run(scale, range(0, 2, 2), 2, ttft_s=9.0)
+    _run(scale, range(2, 4, 2), 0)
+    assert _run(scale, range(4, 30, 2), 2)[-1] == 1
+
+
+def test_calm_that_lasts_removes_one_at_a_time() -> None:
+    """One worker a minute, so that a pause between two bursts costs little."""
+    counts = _run(_scale(wanted=3), range(0, 200, 10), 0)
+    assert counts[:6] == [3] * 6
+    assert counts[6] == 2
+    assert counts[7:13] == [2] * 6
+    assert counts[-1] == 1
+
+
+def test_load_between_the_marks_changes_nothing() -> None:
+    """Hysteresis: what one worker less could just bear neither grows nor shrinks the group."""
+    for requests in (2, 3, 4):
+        assert set(_run(_scale(wanted=2), range(0, 600, 2), requests)) == {2}
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    """A group starts within its limits, and they are the right way round."""
+    with pytest.raises(ConfigError, match="--min"):
+        Limits(least=0, most=1)
+    with pytest.raises(ConfigError, match="--min"):
+        Limits(least=3, most=2)
+    with pytest.raises(ConfigError, match="not within"):
+        _scale(wanted=5)
+
+
+METRICS = """# HELP kvpool_router_time_to_first_token_seconds Seconds
+# TYPE kvpool_router_time_to_first_token_seconds histogram
+kvpool_router_time_to_first_token_seconds_bucket{le="0.01"} 0.0
+kvpool_router_time_to_first_token_seconds_count 4.0
+kvpool_router_time_to_first_token_seconds_sum 6.5
+kvpool_router_time_to_first_token_seconds_created 1.7e+09
+kvpool_router_in_flight 3.0
+"""
+
+
+def test_time_to_first_token_is_read_from_the_routers_exposition() -> None:
+    """Sum and count of the histogram, and nothing else that begins alike."""
+    assert ttft_totals(METRICS) == (6.5, 4.0)
+    assert ttft_totals("") == (0.0, 0.0)
+
+
+def test_mean_is_of_what_is_new() -> None:
+    """A router seen for the first time, or again after a restart, brings no past into the mean."""
+    assert mean_since({"a/1": (6.5, 4)}, {"a/1": (8.5, 8)}) == pytest.approx(0.5)
+    assert mean_since({"a/1": (6.5, 4)}, {"a/1": (6.5, 4)}) is None
+    assert mean_since({"a/1": (6.5, 4)}, {"a/2": (90.0, 9)}) is None
+    assert mean_since({"a/1": (1, 1)}, {"a/1": (2, 2), "b/1": (90, 9)}) == pytest.approx(1.0)
+    assert mean_since({}, {}) is None
