@@ -10,8 +10,9 @@ tried once more at once on a new one, so a server that was restarted or moved be
 timed out isn't tried again: who is silent now is silent a moment later.
 """
 
+import socket
+import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
@@ -34,11 +35,9 @@ class Link:
     """For one thread at a time."""
 
     def __init__(self, url: ClusterUrl) -> None:
-        """Connects with the first call. Raises `ConfigError` when a file of the URL isn't there."""
-        for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-            if option in url.tls and not Path(url.tls[option]).is_file():
-                raise ConfigError(f"{option} in the cluster URL: there is no file {url.tls[option]}")
+        """Connects with the first call. Raises `ConfigError` when the certificates of the URL are no good."""
         self._url = url
+        self._tls = _tls_context(url)
         self._hosts = list(url.hosts)
         self._client: redis.Redis | None = None
         self._proven = False
@@ -80,16 +79,21 @@ class Link:
     def _connect(self) -> redis.Redis:
         url = self._url
         if url.kind == "unix":
-            return _client(url.timeout_s, url.login, unix_socket_path=url.path)
-        host, port = url.hosts[0] if url.kind == "single" else self._find()
-        return _client(url.timeout_s, url.login | url.tls, host=host, port=port)
+            return redis.Redis(unix_socket_path=url.path, **_options(url.timeout_s), **url.login)
+        return self._client_of(url.hosts[0] if url.kind == "single" else self._find(), url.timeout_s, url.login)
+
+    def _client_of(self, host: Host, timeout_s: float, login: dict[str, Any]) -> redis.Redis:
+        options = {"host": host[0], "port": host[1], **_options(timeout_s), **login}
+        if self._tls is None:
+            return redis.Redis(**options)
+        return redis.Redis.from_pool(redis.ConnectionPool(connection_class=_TlsConnection, context=self._tls, **options))
 
     def _find(self) -> Host:
         """Ask the sentinels or nodes, the last helpful one first, until one knows; within one timeout for them all."""
         answers: list[str] = []
         for host in self._hosts:
             login = self._url.sentinel_login if self._url.kind == "sentinel" else self._url.login
-            client = _client(self._url.timeout_s / len(self._hosts), login | self._url.tls, host=host[0], port=host[1])
+            client = self._client_of(host, self._url.timeout_s / len(self._hosts), login)
             try:
                 found = self._ask_sentinel(client) if self._url.kind == "sentinel" else self._ask_node(client, host)
             except STORE_ERRORS as error:
@@ -116,14 +120,33 @@ class Link:
         return host
 
 
-def _client(timeout_s: float, options: dict[str, Any], **place: Any) -> redis.Redis:
-    """A client that connects when it is used, with RESP 2, which every server speaks, and no retries of its own."""
-    return redis.Redis(
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        max_connections=2,
-        protocol=2,
-        **options,
-        **place,
-    )
+def _options(timeout_s: float) -> dict[str, Any]:
+    """RESP 2, which every server speaks, one connection, and no retries but ours."""
+    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "max_connections": 2}
+    return {"protocol": 2, "retry": Retry(NoBackoff(), 0), **limits}
+
+
+class _TlsConnection(redis.SSLConnection):
+    """TLS as `context` says. The client library's own makes a context per connection, 20 ms, that always trusts the system too."""
+
+    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(**options)
+        self._context = context
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        return self._context.wrap_socket(sock, server_hostname=self.host)
+
+
+def _tls_context(url: ClusterUrl) -> ssl.SSLContext | None:
+    """None without TLS."""
+    if not url.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=url.tls.get("ssl_ca_certs"))
+        context.check_hostname = url.tls["ssl_check_hostname"]
+        if "ssl_certfile" in url.tls:
+            context.load_cert_chain(url.tls["ssl_certfile"], url.tls["ssl_keyfile"])
+    except OSError as error:
+        files = ", ".join(str(url.tls[name]) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in url.tls)
+        raise ConfigError(f"can't use the certificates in the cluster URL ({files}): {error}") from error
+    return context

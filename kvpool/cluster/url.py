@@ -14,7 +14,7 @@
     lease_ms                                     how long a silent member is believed to live; 3000
     db                                           for sentinel and unix: number of the database; 0
     sentinel_username, sentinel_password         for sentinel: who we are to the sentinels; nobody
-    ssl_ca_certs                                 for rediss: file of the authorities to trust; the system's
+    ssl_ca_certs                                 for rediss: file of the only authorities to trust; the system's
     ssl_certfile, ssl_keyfile                    for rediss: our own certificate and its key; none
     ssl_check_hostname                           for rediss: true or false; true
 
@@ -71,7 +71,7 @@ class ClusterUrl:
     """Database, user and password, as redis-py names them."""
     sentinel_login: dict[str, Any] = field(default_factory=dict, repr=False)
     tls: dict[str, Any] = field(default_factory=dict)
-    """TLS options as redis-py names them; empty without TLS."""
+    """`ssl_check_hostname` and the files, by the names of their options; empty without TLS."""
 
     @property
     def beat_s(self) -> float:
@@ -188,4 +188,4 @@ def _tls(query: dict[str, str]) -> dict[str, Any]:
         raise ConfigError(f"ssl_check_hostname in a cluster URL is true or false, got {check!r}")
     if ("ssl_certfile" in options) != ("ssl_keyfile" in options):
         raise ConfigError("ssl_certfile and ssl_keyfile in a cluster URL go together")
-    return {"ssl": True, "ssl_check_hostname": check == "true", **options}
+    return {"ssl_check_hostname": check == "true", **options}

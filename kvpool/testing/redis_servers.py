@@ -89,7 +89,8 @@ def plain_server(directory: Path, name: str, *options: str) -> Server:
     """A server with a directory of its own and further `options`."""
     home = directory / name
     home.mkdir()
-    return Server(home / "log", lambda port: [*server_argv(server_binary(), home, port), *options])
+    quick = ("--repl-diskless-sync-delay", "0")  # a replica need not wait for others that might come
+    return Server(home / "log", lambda port: [*server_argv(server_binary(), home, port), *quick, *options])
 
 
 class Deployment(Protocol):
@@ -170,8 +171,7 @@ class SentinelServers(_Closing):
         self.servers = [self._owned(plain_server(directory, "master"))]
         master = str(front_of(self.servers[0].port))
         for number in range(replicas):
-            options = ("--replicaof", f"127.0.0.1 {master}", "--repl-diskless-sync-delay", "0")
-            self.servers.append(self._owned(plain_server(directory, f"replica{number}", *options)))
+            self.servers.append(self._owned(plain_server(directory, f"replica{number}", "--replicaof", f"127.0.0.1 {master}")))
         self.sentinels = [self._owned(self._sentinel(directory / f"sentinel{n}", master, sentinels // 2 + 1)) for n in range(sentinels)]
         if replicas:
             wait_for(lambda: all(self._knows_all(each) for each in self.sentinels), "the sentinels know each other and the replicas")
@@ -237,9 +237,7 @@ class RedisClusterServers(_Closing):
                 client.config_set("cluster-announce-port", self._fronts[-1])
                 client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
         for server in self.servers[1:]:
-            with self.servers[0].client() as client, server.client() as other:
-                bus = other.config_get("cluster-port")["cluster-port"]
-                client.execute_command("CLUSTER MEET", "127.0.0.1", server.port, bus)
+            self._meet(server)
         self._wait()
 
     @property
@@ -268,6 +266,24 @@ class RedisClusterServers(_Closing):
         self.holder.start()
         self._wait()
 
+    def add_replica(self, directory: Path) -> Server:
+        """One more node, which follows the holder of the records and may take its place."""
+        with self.holder.client() as client:
+            holder = client.execute_command("CLUSTER MYID").decode()
+        replica = self._owned(plain_server(directory, "replica", *self._options()))
+        self.servers.append(replica)
+        self._meet(replica)
+        self._wait()
+        with replica.client() as client:
+            client.execute_command("CLUSTER REPLICATE", holder)
+            wait_for(lambda: client.info("replication").get("master_link_status") == "up", "the replica follows")
+        return replica
+
+    def _meet(self, server: Server) -> None:
+        with self.servers[0].client() as client, server.client() as other:
+            bus = other.config_get("cluster-port")["cluster-port"]
+            client.execute_command("CLUSTER MEET", "127.0.0.1", server.port, bus)
+
     @staticmethod
     def _options() -> tuple[str, ...]:
         words = {
@@ -283,6 +299,5 @@ class RedisClusterServers(_Closing):
 
     def _well(self, server: Server) -> bool:
         with server.client() as client:
-            told: Any = client.execute_command("CLUSTER INFO")
-        known: dict[str, str] = told if isinstance(told, dict) else dict(line.split(":") for line in told.decode().split())
-        return known["cluster_state"] == "ok" and known["cluster_known_nodes"] == "3"
+            known: Any = client.cluster("INFO")
+        return bool(known["cluster_state"] == "ok") and int(known["cluster_known_nodes"]) == len(self.servers)

@@ -1,6 +1,8 @@
 """The contract in a Redis Cluster of three nodes, whose second holds the records, and what only such a cluster does."""
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis.crc import key_slot
@@ -9,7 +11,7 @@ from kvpool.cluster import open_membership
 from kvpool.errors import UnavailableError
 from kvpool.testing.faults_kit import FaultsKit, Scene
 from kvpool.testing.membership_kit import ADDRESS, MembershipKit, eventually, until
-from kvpool.testing.redis_servers import RedisClusterServers, Server
+from kvpool.testing.redis_servers import RedisClusterServers, Server, wait_for
 from kvpool.testing.redis_world import RedisWorld
 
 
@@ -57,6 +59,23 @@ def test_redis_cluster_slot_that_moves_to_another_node_takes_the_members_along(w
         assert all(scene.members <= members for members, _, _ in scene.views)
     finally:
         _move(slot, servers.servers[2], servers.servers[1], servers)
+
+
+def test_redis_cluster_failover_keeps_all_members_and_the_config(tmp_path: Path) -> None:
+    """The node with the records dies and its replica is elected: two leases later it has everything, and nobody was dropped."""
+    with RedisClusterServers(tmp_path) as servers:
+        replica = servers.add_replica(tmp_path)
+        world = RedisWorld(servers)
+        try:
+            scene = Scene(world)
+            servers.holder.kill()
+            eventually(scene.lost, "everybody notices")
+            with replica.client() as client:
+                wait_for(lambda: client.info("replication")["role"] == "master", "the replica is elected")
+                wait_for(lambda: client.cluster("INFO")["cluster_state"] == "ok", "the cluster is well again")
+            scene.check_settles(time.monotonic())
+        finally:
+            world.close()
 
 
 def test_redis_cluster_found_through_any_node_that_lives(servers: RedisClusterServers) -> None:

@@ -113,11 +113,27 @@ def test_secured_store_is_not_believed_without_a_certificate_that_fits(
         elsewhere.close()
 
 
-def test_secured_url_with_a_missing_file_is_a_config_error(servers: SingleServer, vault: Vault) -> None:
+def test_secured_store_is_judged_by_the_given_authorities_alone(
+    servers: SingleServer, vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An authority that the system trusts is none where the URL names another; without one in the URL it is the system's that count."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(vault.authority.cert))
+    url = servers.url(servers.new_name(), 1000)
+    ours = f"&ssl_ca_certs={vault.authority.cert}"
+    with open_membership(url.replace(ours, "")) as membership:
+        assert membership.connected
+    with open_membership(url.replace(ours, f"&ssl_ca_certs={Authority(tmp_path, 'stranger').cert}")) as membership:
+        assert not membership.connected
+
+
+def test_secured_url_with_files_that_are_no_good_is_a_config_error(servers: SingleServer, vault: Vault, tmp_path: Path) -> None:
     """A path that is wrong will never be right: better to say so than to try for ever."""
     url = servers.url(servers.new_name(), 1000)
-    with pytest.raises(ConfigError, match=r"ssl_ca_certs.*there is no file"):
-        open_membership(url.replace(str(vault.authority.cert), "/nowhere/ca.pem"))
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+    for good, bad in ((vault.authority.cert, "/nowhere/ca.pem"), (vault.authority.cert, nonsense), (vault.client.key, nonsense)):
+        with pytest.raises(ConfigError, match="can't use the certificates"):
+            open_membership(url.replace(str(good), str(bad)))
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])

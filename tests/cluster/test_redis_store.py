@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from kvpool.cluster import open_membership
 from kvpool.errors import ConfigError
 from kvpool.testing.faults_kit import FaultsKit
 from kvpool.testing.membership_kit import ADDRESS, MembershipKit, Reporters, eventually, until
-from kvpool.testing.redis_servers import SingleServer
+from kvpool.testing.redis_servers import SingleServer, plain_server
 from kvpool.testing.redis_world import RedisWorld
 
 
@@ -131,6 +132,18 @@ def test_redis_connection_count_is_one_a_registration_and_one_a_watcher(world: R
     assert len(world.client.client_list()) == before + 3
     here.close()
     eventually(lambda: len(world.client.client_list()) == before, "all connections are closed again")
+
+
+def test_redis_through_a_socket_is_the_same_store(world: RedisWorld, tmp_path: Path) -> None:
+    """On one machine no port is needed."""
+    path = tmp_path / "s"
+    server = plain_server(tmp_path, "socket", "--unixsocket", str(path))
+    try:
+        with open_membership(f"unix://{path}?cluster=a") as here, open_membership(f"redis://127.0.0.1:{server.port}?cluster=a") as there:
+            registration = here.join(role="node", address=ADDRESS)
+            assert until(there, lambda view: len(view) == 1) == (registration.member,)
+    finally:
+        server.kill()
 
 
 def test_redis_url_with_unknown_option_is_a_config_error() -> None:

@@ -41,9 +41,8 @@ def test_url_of_a_redis_cluster_names_some_of_its_nodes() -> None:
 def test_url_with_tls_keeps_its_certificates_in_every_deployment(place: str) -> None:
     """The options are spelled alike for one server, Sentinel and Redis Cluster."""
     files = "ssl_ca_certs=/etc/ca.pem&ssl_certfile=/c.pem&ssl_keyfile=/k.pem"
-    assert parse_cluster_url(place).tls == {"ssl": True, "ssl_check_hostname": True}
+    assert parse_cluster_url(place).tls == {"ssl_check_hostname": True}
     assert parse_cluster_url(f"{place}?{files}&ssl_check_hostname=false").tls == {
-        "ssl": True,
         "ssl_check_hostname": False,
         "ssl_ca_certs": "/etc/ca.pem",
         "ssl_certfile": "/c.pem",
