@@ -83,7 +83,7 @@ class WorkerApp:
         if config.cluster is not None:
             self._membership = await asyncio.to_thread(open_membership, config.cluster)
             client = await AsyncPoolClient.open(
-                config.cluster, self._model.namespace, transport=config.transport, eager=True, security=config.guard.security
+                self._membership, self._model.namespace, transport=config.transport, eager=True, security=config.guard.security
             )
             store, self._pool = client, client
         self._engine = Engine(self._model, store, config.settings)

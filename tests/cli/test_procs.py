@@ -63,6 +63,8 @@ def test_served_model_name_follows_the_model(model: str, name: str) -> None:
     [
         {"nodes": -1},
         {"nodes": 65},
+        {"copies": 0},
+        {"copies": 17},
         {"decode": 0},
         {"port": 65536},
         {"transport": "rdma"},

@@ -77,6 +77,38 @@ async def test_logits_after_a_pool_loaded_prefix_are_bit_equal(
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("victim", range(3))
+async def test_logits_are_bit_equal_when_one_of_three_nodes_has_died(
+    model: Model, tokens: list[int], fresh: tuple[SequenceCache, list[torch.Tensor]], victim: int
+) -> None:
+    """Two copies on three nodes: whichever node is lost, the copies that are left are the same bits."""
+    written, expected = fresh
+    counts = [16] * (PREFIX // 16)
+    loaded = model.new_cache(capacity=TOTAL + STEPS, limit=TOTAL + STEPS)
+    nodes = [NodeProcess("--capacity", "64MiB", "--id", f"{i:032x}") for i in range(3)]
+
+    def fill(index: int, into: npt.NDArray[np.uint8]) -> None:
+        written.copy_block(index, 16, into)
+
+    def sink(index: int, payload: npt.NDArray[np.uint8]) -> None:
+        loaded.write_block(index, 16, payload)
+
+    try:
+        source = ",".join(node.address for node in nodes)
+        async with await AsyncPoolClient.open(source, model.namespace, transport="ucx", copies=2) as pool:
+            chain = pool.keys(tokens[:PREFIX])
+            assert await pool.store(chain, 0, counts, fill, deadline_ns=soon(20)) == len(chain)
+            nodes[victim].kill()
+            assert await pool.load(chain, 0, counts, sink, deadline_ns=soon(20)) == len(chain)
+    finally:
+        for node in nodes:
+            node.stop()
+    loaded.advance(PREFIX)
+    assert torch.equal(loaded.data, written.data[:, :, :, :PREFIX])
+    for got, want in zip(continue_from(model, loaded, tokens), expected, strict=True):
+        assert torch.equal(got, want)
+
+
 def continue_from(model: Model, cache: SequenceCache, tokens: list[int]) -> list[torch.Tensor]:
     """Logits after the whole prompt and after each of the next greedy tokens."""
     scores = [model.predict(cache, tokens[PREFIX:TOTAL])]
