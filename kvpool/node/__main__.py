@@ -119,7 +119,7 @@ def _guard(flags: dict[str, Any]) -> Guard:
     ssd: Path | None = flags["ssd"]
     if ssd is not None:
         try:
-            ssd.mkdir(parents=True, exist_ok=True)
+            ssd.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--ssd {ssd} can't be made: {error.strerror}; give a directory that can be written") from None
     return Guard.open(flags, default_book=None if ssd is None else ssd / "tenants.json")
