@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvpool.block import Geometry, LayerSpec, Namespace
     from kvpool.client import AsyncClient, Client, Retention, connect, connect_async
+    from kvpool.wire.credentials import Security
 
 _HOMES = {
     "AsyncClient": "kvpool.client",
@@ -23,11 +24,12 @@ _HOMES = {
     "LayerSpec": "kvpool.block",
     "Namespace": "kvpool.block",
     "Retention": "kvpool.client",
+    "Security": "kvpool.wire.credentials",
     "connect": "kvpool.client",
     "connect_async": "kvpool.client",
 }
 
-__all__ = ["AsyncClient", "Client", "Geometry", "LayerSpec", "Namespace", "Retention", "connect", "connect_async"]
+__all__ = ["AsyncClient", "Client", "Geometry", "LayerSpec", "Namespace", "Retention", "Security", "connect", "connect_async"]
 
 
 def __getattr__(name: str) -> Any:

@@ -69,14 +69,15 @@ class Tail:
             await asyncio.gather(enough, *following, return_exceptions=True)
 
     async def _follow(self, node: "Member") -> None:
+        from kvpool.cli.credentials import security
         from kvpool.client.feed import NodeFeed, follow
         from kvpool.wire.events_client import EventsRpc
 
-        feed, met = NodeFeed(), False
+        feed, met, credentials = NodeFeed(), False, security()
 
         def connect() -> EventsRpc:
             now = {member.id: member.address for member in self._membership.members("node")}
-            return EventsRpc(now.get(node.id, node.address))
+            return EventsRpc(now.get(node.id, node.address), security=credentials)
 
         def on_error(error: Exception) -> None:
             if self.failing.get(node.id) != str(error):
