@@ -1,6 +1,7 @@
 """Cost of telling what a node holds: changes a second at the core, what the pool pays for being watched, a snapshot in time and memory.
 
-`python -m bench.events [--json] [--blocks 100000] [--rounds 5]`. All in one process, no wire; what counts is CPU time of this process.
+`python -m bench.events [--json] [--blocks 100000] [--rounds 5]`. All in one process. What counts is CPU time of this process; over gRPC,
+where both ends share it, time on the wall.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 from bench.core import chain, items_of, put
 from bench.report import print_json, print_table, spread
@@ -22,7 +24,12 @@ from kvpool.pool import PoolState
 from kvpool.pool.blocks import Watcher
 from kvpool.pool.events import KvEvents
 from kvpool.request.events import DRAM, MAX_BATCH
+from kvpool.testing.events_twin import MemoryEvents
+from kvpool.wire.channel import bind, make_server
 from kvpool.wire.convert_events import batch_from_pb, batch_to_pb
+from kvpool.wire.events_client import EventsRpc
+from kvpool.wire.events_server import add_events
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen.events_pb2 import EventBatch
 
 FRAME_BYTES = 360 * 1024 + 256
@@ -135,6 +142,26 @@ def memory(keys: Sequence[BlockKey]) -> dict[str, float]:
     return {"peak_bytes": peak, "table_bytes_per_block": table / len(keys)}
 
 
+async def over_grpc(keys: Sequence[BlockKey]) -> dict[str, float]:
+    """A snapshot and a keep-alive through a server and a client on one loop: both ends' work, and gRPC's."""
+    twin, server = MemoryEvents(NodeIdentity("0" * 32, 1)), make_server()
+    twin.events = filled(keys)
+    add_events(server, twin)
+    rpc, feed = EventsRpc(bind(server, "127.0.0.1:0")), NodeFeed()
+    await server.start()
+    start = time.perf_counter()
+    async with aclosing(rpc.watch(0, 0, 10)) as batches:
+        async for batch in batches:
+            feed.apply(batch)
+            if feed.complete:
+                break
+    took = time.perf_counter() - start
+    assert len(feed) == len(keys)
+    await rpc.close()
+    await server.stop(None)
+    return {"over_grpc_ms": 1e3 * took}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.events", description="What telling of changes costs.")
     parser.add_argument("--blocks", type=int, default=100_000)
@@ -151,7 +178,7 @@ def main() -> None:
         return watched_pool(args.rounds)
 
     pool = {name: spread(values) for name, values in asyncio.run(in_loop()).items()}
-    shot = {**snapshot(keys), **memory(keys)}
+    shot = {**snapshot(keys), **asyncio.run(over_grpc(keys)), **memory(keys)}
     print_table(["core", "changes a second"], [[name, value] for name, value in core.items()])
     print_table(["full pool, reserve and commit", "µs per key"], [[name, value] for name, value in pool.items()])
     print_table([f"snapshot of {args.blocks:,} blocks", ""], [[name, f"{value:,.1f}"] for name, value in shot.items()])

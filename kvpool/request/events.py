@@ -20,8 +20,8 @@ A block that several tiers hold is said to be on the first of these."""
 
 TIER_NAMES: Final = {DRAM: "dram", BESIDE: "gpu", BELOW: "below"}
 
-MAX_BATCH: Final = 8192
-"""Blocks in one batch or part: at most 600 KB on the wire."""
+MAX_BATCH: Final = 4096
+"""Blocks in one batch or part: at most 300 KB on the wire, and a few milliseconds of work on either side."""
 KEEPALIVE_S: Final = 1.0
 """A node with nothing to tell says so this often."""
 MAX_WATCHERS: Final = 64

@@ -85,4 +85,4 @@ def test_largest_batch_fits_a_mebibyte() -> None:
     """What a node sends at once is bounded in bytes, whatever the depths."""
     stored = tuple((BlockKey(bytes([7]) * 32), A, 2**32 - 1, DRAM) for _ in range(MAX_BATCH))
     raw = batch_to_pb(EventBatch(incarnation=2**63, after=2**62, sequence=2**62, stored=stored, part=2**31)).SerializeToString()
-    assert len(raw) < 600_000
+    assert len(raw) < 300_000

@@ -77,7 +77,7 @@ class Strange(rpc_gen.EventsServicer):
         (pb.EventBatch(keys=bytes(31)), ProtocolError, "can't be read"),
         (pb.EventBatch(keys=bytes(32), parents=bytes(32), depths=[0], tiers=b"\x09"), ProtocolError, "a tier we don't know"),
         (pb.EventBatch(after=2, sequence=1), ProtocolError, "can't be read"),
-        (pb.EventBatch(removed=bytes(32 * 8193)), ProtocolError, "8193 blocks in one batch"),
+        (pb.EventBatch(removed=bytes(32 * 4097)), ProtocolError, "4097 blocks in one batch"),
         (None, DeadlineError, "no keep-alive for 0.3 s"),
     ],
 )
