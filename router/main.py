@@ -115,7 +115,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @click.command()
-@click.option("--cluster", required=True, help="Cluster URL, for example redis://127.0.0.1:6379/0.")
+@click.option("--cluster", envvar="KVPOOL_CLUSTER", required=True, help="Cluster URL, for example redis://127.0.0.1:6379/0.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
 @click.option("--advertise", default=None, help="Host at which others reach this router; --host by default (127.0.0.1 for a wildcard).")

@@ -28,7 +28,12 @@ from kvpool.wire.guard import Guard
 log = logging.getLogger(__name__)
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--cluster", default=None, help="Cluster URL (redis://host:port/0?cluster=name); without it there is no pool."),
+    click.option(
+        "--cluster",
+        envvar="KVPOOL_CLUSTER",
+        default=None,
+        help="Cluster URL (redis://host:port/0?cluster=name); without it there is no pool.",
+    ),
     click.option("--listen", default="127.0.0.1:0", show_default=True, help="Address to serve at; port 0 takes a free one."),
     click.option("--model", default="smollm2", show_default=True, help="smollm2, a Hugging Face directory, or a .gguf file."),
     click.option("--served-model-name", default=None, help="What clients call the model; its file's name by default."),

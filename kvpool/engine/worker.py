@@ -131,7 +131,7 @@ class WorkerApp:
                 log.warning("can't join the cluster yet: %s", error)
                 await asyncio.sleep(_JOIN_RETRY_S)
             else:
-                log.info("joined %s as a %s worker", self._config.cluster, self._config.role)
+                log.info("joined the cluster as a %s worker", self._config.role)  # its URL may hold a password
                 return
 
 

@@ -24,7 +24,9 @@ from kvpool.wire.guard import Guard
 
 
 @click.command()
-@click.option("--cluster", default=None, help="Cluster URL (redis://host:port/0) to join; without it the node stands alone.")
+@click.option(
+    "--cluster", envvar="KVPOOL_CLUSTER", default=None, help="Cluster URL (redis://host:port/0) to join; without it the node stands alone."
+)
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="Address of the control plane.")
 @click.option("--capacity", default="1GiB", show_default=True, help="Bytes of memory to pool.")
 @click.option("--id", "node_id", default=None, help="Identity, 32 hex digits; a new one by default.")

@@ -6,7 +6,7 @@ node) passes through. For one that is:
 * `reserve` writes in the tenant's name whatever the call says, and never near copies, which count against no quota.
 * A block of another tenant, or of nobody, is absent: `lookup` says 0, `acquire` misses, `reserve` says NO_SPACE. Not EXISTS, which would
   say that somebody has it; not GRANTED, which would overwrite it. Keys hold the tenant's salt, so only who was told a key meets this.
-* A lease belongs to the tenant that took it; to others its number means nothing.
+* A lease belongs to the tenant that took it; to others its number means nothing. Operators see it under the principal's name.
 * `describe` offers no shared memory and no UCX, which open the whole arena, and shows no books: they would tell what others do.
 """
 
@@ -91,7 +91,7 @@ class TenantPool:
         kept = self._owners([_key(block.key) for block in blocks])
         wanted = [block for block, of in zip(blocks, kept, strict=True) if of in (None, who.tenant)]
         lease_id, grants = await self._inner.reserve(
-            owner, lease_ms, wanted, sequence=sequence, tenant=who.tenant, near=False, patience_s=patience_s
+            f"{who.name}: {owner}", lease_ms, wanted, sequence=sequence, tenant=who.tenant, near=False, patience_s=patience_s
         )
         granted = [block for block, grant in zip(wanted, grants, strict=True) if grant[0] is Outcome.GRANTED]
         if lease_id:
@@ -108,19 +108,20 @@ class TenantPool:
         self, owner: str, lease_ms: int, keys: Sequence[bytes], *, sequence: int, patience_s: float, fetch_from: Sequence[str]
     ) -> tuple[int, list[Place | None]]:
         """See `PoolHandler.acquire`. What comes from other nodes is looked at again before the tenant gets it."""
-        tenant = caller().tenant
+        who = caller()
+        tenant, signed = who.tenant, f"{who.name}: {owner}"
         if tenant is None:
             return await self._inner.acquire(owner, lease_ms, keys, sequence=sequence, patience_s=patience_s, fetch_from=fetch_from)
         kept = self._owners([_key(key) for key in keys])
         wanted = [key for key, of in zip(keys, kept, strict=True) if of in (None, tenant)]
         lease_id, places = await self._inner.acquire(
-            owner, lease_ms, wanted, sequence=sequence, patience_s=patience_s, fetch_from=fetch_from
+            signed, lease_ms, wanted, sequence=sequence, patience_s=patience_s, fetch_from=fetch_from
         )
         mine = self._mine(wanted, tenant)
         if any(place is not None and not own for place, own in zip(places, mine, strict=True)):
             self._inner.release(lease_id, ())
             wanted = [key for key, own in zip(wanted, mine, strict=True) if own]
-            lease_id, places = await self._inner.acquire(owner, lease_ms, wanted, sequence=sequence, patience_s=0.0, fetch_from=())
+            lease_id, places = await self._inner.acquire(signed, lease_ms, wanted, sequence=sequence, patience_s=0.0, fetch_from=())
         if lease_id:
             self._note(lease_id, tenant, lease_ms)
         found = dict(zip(wanted, places, strict=True))
