@@ -11,7 +11,7 @@ A search looks for a leading run: it stops asking for blocks behind one that nob
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +111,13 @@ class Search:
         self._ask = ask
         self._deadline_ns = deadline_ns
         self._next = [0] * len(holders)
+        self._resting: dict[str, bool] = {}
         self._calls: dict[asyncio.Task[tuple[NodeLink, Answer] | None], Call] = {}
 
     async def run(self) -> None:
         """Ask until every block that matters is found or nobody is left to ask."""
         try:
-            while self._start_round() or self._awaited():
+            while self._goes_on():
                 done, _ = await asyncio.wait(self._calls, timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     self._take(self._calls.pop(task), task.result())
@@ -137,14 +138,30 @@ class Search:
         holders = self._holders[position]
         while self._next[position] < len(holders):
             holder = holders[self._next[position]]
-            if not self._core.links.resting(self._refs[holder[0]]):
+            if not self._rests(holder[0]):
                 return holder
             self._next[position] += 1
         return None
 
+    def _rests(self, node_id: str) -> bool:
+        """Whether a node is to be left alone; looked up once a turn, because there are many blocks and few nodes."""
+        rests = self._resting.get(node_id)
+        if rests is None:
+            rests = self._resting[node_id] = self._core.links.resting(self._refs[node_id])
+        return rests
+
+    def _goes_on(self) -> bool:
+        """Begin the next round if it is time; whether there is anything to wait for."""
+        self._resting.clear()
+        wanted = self._wanted()
+        return self._start_round(wanted) or any(not each.isdisjoint(wanted) for each in self._asked())
+
+    def _asked(self) -> Iterator[set[int]]:
+        return (set(each.positions) for each in self._calls.values())
+
     def _wanted(self) -> list[int]:
         """Missing blocks that may still be found, up to the first that can't."""
-        asked = {position for each in self._calls.values() for position in each.positions}
+        asked = set[int]().union(*self._asked())
         wanted: list[int] = []
         for position, place in enumerate(self.found):
             if place is None:
@@ -153,14 +170,12 @@ class Search:
                 wanted.append(position)
         return wanted
 
-    def _start_round(self) -> bool:
+    def _start_round(self, wanted: Sequence[int]) -> bool:
         """Ask the next in order for all that is wanted, unless an answer is still due in time; True when somebody was asked."""
         now_ns = time.monotonic_ns()
         if now_ns >= self._deadline_ns:
             return False
-        due = {position for each in self._calls.values() if each.overdue_ns > now_ns for position in each.positions}
-        wanted = self._wanted()
-        if not due.isdisjoint(wanted):
+        if any(each.overdue_ns > now_ns and not set(each.positions).isdisjoint(wanted) for each in self._calls.values()):
             return False
         groups: dict[Holder, list[int]] = {}
         for position in wanted:
@@ -178,11 +193,6 @@ class Search:
             return await self._ask(link, positions, fetch_from, timeout_s)
 
         return call(self._core, ref, positions, ask, min(CONTROL_S, seconds_left(self._deadline_ns)))
-
-    def _awaited(self) -> bool:
-        """Whether an answer that is still out could help."""
-        wanted = set(self._wanted())
-        return any(not wanted.isdisjoint(each.positions) for each in self._calls.values())
 
     def _patience_s(self) -> float | None:
         """Seconds until the next call is overdue; None when all are: there is nothing to do but wait."""
