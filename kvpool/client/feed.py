@@ -19,7 +19,7 @@ from kvpool.request.events import KEEPALIVE_S, EventBatch, Stored
 from kvpool.wire.events_client import EventsRpc
 
 MAX_BLOCKS: Final = 1 << 22
-"""Blocks that a feed takes unless told otherwise: about 1 GiB of memory."""
+"""Blocks that a feed takes unless told otherwise: about 1.2 GiB of memory."""
 
 PATIENCE_S: Final = 5 * KEEPALIVE_S
 """A node that says nothing for so long is connected to anew."""
@@ -121,7 +121,7 @@ async def follow(
     """Keep `feed` up to date for as long as this is iterated: each batch that was taken in, keep-alives too.
 
     `connect` makes a connection to where the node is now. A stream that breaks, or says nothing for `patience_s`, is reported to `on_error`
-    and begun again where the feed is, after a pause of 0.1 to 5 s. Raises `LocalError` (refused, too many blocks).
+    and begun again where the feed is, after a pause of 0.1 to 5 s. Raises `ConfigError`, as `apply` does.
     """
     pause_s = _FIRST_PAUSE_S
     while True:
