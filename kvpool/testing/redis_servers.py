@@ -223,15 +223,19 @@ class SentinelServers(_Closing):
 
 
 class RedisClusterServers(_Closing):
-    """Three masters without replicas. Names of clusters are chosen so that the second, which no URL names first, holds the records."""
+    """Three masters; with `replica` a fourth node follows the second and may take its place.
+
+    Names of clusters are chosen so that the second, which no URL names first, holds the records.
+    """
 
     SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
-    def __init__(self, directory: Path, front_of: FrontOf = lambda port: port) -> None:
+    def __init__(self, directory: Path, *, replica: bool = False, front_of: FrontOf = lambda port: port) -> None:
         super().__init__()
         self._fronts: list[int] = []
-        self.servers = [self._owned(plain_server(directory, f"node{number}", *self._options())) for number in range(3)]
-        for server, slots in zip(self.servers, self.SLOTS, strict=True):
+        count = len(self.SLOTS) + replica
+        self.servers = [self._owned(plain_server(directory, f"node{number}", *self._options())) for number in range(count)]
+        for server, slots in zip(self.servers, self.SLOTS, strict=False):
             self._fronts.append(front_of(server.port))
             with server.client() as client:
                 client.config_set("cluster-announce-port", self._fronts[-1])
@@ -239,6 +243,8 @@ class RedisClusterServers(_Closing):
         for server in self.servers[1:]:
             self._meet(server)
         self._wait()
+        if replica:
+            self._follow_holder()
 
     @property
     def holder(self) -> Server:
@@ -266,18 +272,10 @@ class RedisClusterServers(_Closing):
         self.holder.start()
         self._wait()
 
-    def add_replica(self, directory: Path) -> Server:
-        """One more node, which follows the holder of the records and may take its place."""
-        with self.holder.client() as client:
-            holder = client.execute_command("CLUSTER MYID").decode()
-        replica = self._owned(plain_server(directory, "replica", *self._options()))
-        self.servers.append(replica)
-        self._meet(replica)
-        self._wait()
-        with replica.client() as client:
-            client.execute_command("CLUSTER REPLICATE", holder)
-            wait_for(lambda: client.info("replication").get("master_link_status") == "up", "the replica follows")
-        return replica
+    def _follow_holder(self) -> None:
+        with self.holder.client() as holder, self.servers[3].client() as replica:
+            replica.execute_command("CLUSTER REPLICATE", holder.execute_command("CLUSTER MYID").decode())
+            wait_for(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
 
     def _meet(self, server: Server) -> None:
         with self.servers[0].client() as client, server.client() as other:

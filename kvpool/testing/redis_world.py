@@ -6,7 +6,7 @@ from kvpool.cluster import Membership, open_membership
 from kvpool.cluster.redis_keys import Keys
 from kvpool.testing.redis_servers import Deployment
 
-LEASE_MS = 800
+LEASE_MS = 1000
 
 
 class RedisWorld:

@@ -63,8 +63,8 @@ def test_redis_cluster_slot_that_moves_to_another_node_takes_the_members_along(w
 
 def test_redis_cluster_failover_keeps_all_members_and_the_config(tmp_path: Path) -> None:
     """The node with the records dies and its replica is elected: two leases later it has everything, and nobody was dropped."""
-    with RedisClusterServers(tmp_path) as servers:
-        replica = servers.add_replica(tmp_path)
+    with RedisClusterServers(tmp_path, replica=True) as servers:
+        replica = servers.servers[3]
         world = RedisWorld(servers)
         try:
             scene = Scene(world)
