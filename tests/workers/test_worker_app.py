@@ -126,7 +126,8 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
             assert isinstance(member, Member)
             assert (member.role, member.address) == ("decode", app.address)
             root = model.namespace.root().hex()
-            assert member.info == {"model": "tiny", "namespace": root, "block_tokens": "8", "max_tokens": "512"}
+            fields = model.namespace.canonical().hex()
+            assert member.info == {"model": "tiny", "namespace": root, "fields": fields, "block_tokens": "8", "max_tokens": "512"}
         assert await asyncio.to_thread(watcher.wait, lambda view: not view, monotonic_ns() + 10 * SECOND) == ()
     finally:
         await asyncio.to_thread(watcher.close)
