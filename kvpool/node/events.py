@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 0.02
 """How long changes are collected before they are told."""
-_AT_ONCE = 4096
+_AT_ONCE = 2048
 """Changes settled in one step of the loop."""
 _IDLE_S = 0.5
 

@@ -97,7 +97,8 @@ def test_snapshot_in_parts_while_blocks_come_and_go_is_the_state_at_its_end() ->
     put(events, range(4 * MAX_BATCH))
     reader = events.watch(0, 0)
     held: dict[BlockKey, object] = {}
-    parts, fresh = [], 10**6
+    parts: list[EventBatch] = []
+    fresh = 10**6
     while not parts or not parts[-1].last:
         batch = reader.next()
         assert batch is not None
