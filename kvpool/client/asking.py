@@ -20,7 +20,7 @@ from kvpool.client.links import NodeLink
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Lease
 from kvpool.clock import seconds_left
-from kvpool.errors import AccessError, KvpoolError, LimitError, RemoteError
+from kvpool.errors import AccessError, DeadlineError, KvpoolError, LimitError, RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +64,17 @@ async def _ask(
         return None
     finally:
         health.end(ref, number, time.monotonic_ns(), answered=False)
-    number = health.begin(ref, time.monotonic_ns())
+    number, limit_s = health.begin(ref, time.monotonic_ns()), max(seconds_left(deadline_ns), 0.001)
     try:
-        answer = await ask(link, max(seconds_left(deadline_ns), 0.001))
+        answer = await ask(link, limit_s)
         answered = True
         return link, answer
     except (AccessError, LimitError) as error:
         log.warning("node %s refuses: %s", ref.node_id[:8], error)
+        return None
+    except DeadlineError as error:
+        log.warning("node %s: %s", ref.node_id[:8], error)
+        await core.links.gave_up(ref, limit_s)
         return None
     except RemoteError as error:
         log.warning("node %s: %s", ref.node_id[:8], error)

@@ -92,7 +92,9 @@ class Core:
 
     async def _judge(self, transfer: Transfer) -> None:
         """Remember which nodes moved bytes and which did not."""
-        for number in transfer.used - set(transfer.failed):
+        for number in transfer.late:
+            self.links.late(transfer.leases[number].link.node)
+        for number in transfer.used - set(transfer.failed) - transfer.late:
             self.links.health.well(transfer.leases[number].link.node, "data")
         for number, error in transfer.failed.items():
             link = transfer.leases[number].link

@@ -6,6 +6,9 @@ the node *ill*: it rests longer, twice as long with each further failure, and on
 and has to answer a real call before its failures are forgotten. Control calls and data transfers are counted apart, since one
 of the two can work without the other.
 
+A call that was given less than a second and didn't make it says little about its node: the node rests, but it is no failure in a row. Or an
+impatient caller would make healthy nodes ill.
+
 A call is *overdue* when it takes longer than three times what this node's calls usually take, and 50 ms at least. Nobody is blamed
 for that, but whoever has another node to ask doesn't wait longer, and others are asked before a node with an overdue call.
 """
@@ -25,6 +28,8 @@ ILL_REST_NS = 2 * SECOND
 LONGEST_REST_NS = 60 * SECOND
 WINDOW_NS = 60 * SECOND
 """A failure that comes so long after the last rest is a new story."""
+FAIR_NS = SECOND
+"""A control call that had so long and wasn't answered has failed."""
 PATIENCE_NS = 50 * MS
 PATIENCE_FACTOR = 3
 _OLD_SHARE = 0.8
@@ -81,6 +86,11 @@ class Health(Generic[Peer]):
         record.ill = strikes >= STRIKES
         rest_ns = min(ILL_REST_NS << min(strikes - STRIKES, 16), LONGEST_REST_NS) if record.ill else REST_NS
         record.rest_until_ns = now_ns + rest_ns
+
+    def late(self, peer: Peer, now_ns: int) -> None:
+        """A call, or bytes, had too little time."""
+        record = self._records.setdefault(peer, _Record())
+        record.rest_until_ns = max(record.rest_until_ns, now_ns + REST_NS)
 
     def probed(self, peer: Peer) -> None:
         """A probe has been answered: the node may be asked again, on probation."""

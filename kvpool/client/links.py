@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from kvpool.client.choose import AUTO, check_transport, open_reach
-from kvpool.client.health import Health, Plane
+from kvpool.client.health import FAIR_NS, Health, Plane
 from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.cluster.config import ClusterConfig
 from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
@@ -121,7 +121,7 @@ class Links:
         return {task.result().node.node_id: task.result().reach.name for task in ready}
 
     async def link(self, ref: NodeRef, timeout_s: float) -> NodeLink:
-        """The connection to `ref`, opened if need be. Raises `RemoteError` when that fails or takes longer; it is given up then."""
+        """The connection to `ref`, opened if need be. Raises `RemoteError` when that fails or takes longer."""
         if self._closed:
             raise ClosedError("this client was closed")
         task = self._open.get(ref)
@@ -131,7 +131,7 @@ class Links:
         try:
             return await asyncio.wait_for(asyncio.shield(task), timeout_s)
         except TimeoutError as error:
-            await self.failed(ref)
+            await self.gave_up(ref, timeout_s)
             raise DeadlineError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
         except RemoteError:
             await self.failed(ref)
@@ -155,6 +155,17 @@ class Links:
             await _discard(task)
         self._forget_the_gone()
         self.look_again()
+
+    async def gave_up(self, ref: NodeRef, after_s: float) -> None:
+        """A control call to `ref` was not answered in the time it had: a failure if that was fair, else it just rests."""
+        if after_s * SECOND >= FAIR_NS:
+            await self.failed(ref)
+        else:
+            self.late(ref)
+
+    def late(self, ref: NodeRef) -> None:
+        """`ref` had too little time: let it rest, keep the connection."""
+        self.health.late(ref, time.monotonic_ns())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -87,7 +87,7 @@ def _transfer(
 
 def _lose(search: Search, transfer: Transfer, done: int, first: int) -> bool:
     """Forget the places that turned out bad; whether another try could deliver more."""
-    bad = transfer.lost | set(transfer.failed)
+    bad = transfer.lost | transfer.late | set(transfer.failed)
     damaged = {index - first for indices in transfer.suspect.values() for index in indices}
     for j in range(done, len(search.found)):
         place = search.found[j]

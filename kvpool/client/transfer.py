@@ -86,7 +86,9 @@ class Transfer:
     lost: set[int] = field(default_factory=set)
     """Leases that ended before the transfer did: put them here to have them left alone between two windows."""
     failed: dict[int, KvpoolError] = field(default_factory=dict)
-    """Leases under which no bytes moved any more, and why. Late on this host's side is nobody's failure and isn't here."""
+    """Leases under which no bytes moved any more, and why."""
+    late: set[int] = field(default_factory=set)
+    """Leases whose bytes had too little time to move, less than over a slow link: nobody's failure."""
     used: set[int] = field(default_factory=set)
     """Leases under which bytes have moved."""
     done: int = 0
@@ -139,20 +141,23 @@ class Transfer:
                 yield window, buffer
 
     def _usable(self, number: int) -> bool:
-        return number not in self.failed and number not in self.lost
+        return not (number in self.failed or number in self.lost or number in self.late)
 
     def _move(self, number: int, runs: Sequence[Run], buffer: Payload, way: Callable[[Reach], Callable[..., None]]) -> bool:
         """Whether the bytes of `runs` have moved under lease `number`."""
         lease, deadline_ns = self.leases[number], self.deadline_ns
         if not self._usable(number):
             return False
+        fair_ns = time.monotonic_ns() + STALL_NS + sum(run.length for run in runs) * SECOND // SLOWEST_BYTES_PER_S
         if number in self.hurried and lease.link.reach.name != "shm":
-            deadline_ns = min(deadline_ns, time.monotonic_ns() + STALL_NS + sum(run.length for run in runs) * SECOND // SLOWEST_BYTES_PER_S)
+            deadline_ns = min(deadline_ns, fair_ns)
         try:
             way(lease.link.reach)(runs, buffer, lease_id=lease.id, deadline_ns=deadline_ns)
         except (RemoteError, ClosedError) as error:
             if isinstance(error, DeadlineError) and lease.link.reach.name == "shm":
                 self.stopped.set()  # a copy in memory was late because this host is busy: the node has no part in it
+            elif isinstance(error, DeadlineError) and deadline_ns < fair_ns:
+                self.late.add(number)
             else:
                 self.failed[number] = error
             return False

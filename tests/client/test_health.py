@@ -86,6 +86,17 @@ def test_answers_don_t_hide_that_no_bytes_move() -> None:
     assert health.ill() == []
 
 
+def test_caller_in_a_hurry_makes_no_node_ill() -> None:
+    """It rests, so that not everybody waits for it, but no number of such calls needs a probe or a report."""
+    health, now_ns = Health[str](), 0
+    for _ in range(3 * STRIKES):
+        health.late("n", now_ns)
+        assert health.resting("n", now_ns + REST_NS - 1)
+        now_ns += REST_NS
+    assert health.ill() == []
+    assert not health.resting("n", now_ns)
+
+
 def test_failures_far_apart_are_not_in_a_row() -> None:
     """One lost packet an hour is nobody's illness."""
     health, now_ns = Health[str](), 0

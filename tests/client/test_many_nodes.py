@@ -369,6 +369,24 @@ async def test_node_that_keeps_failing_is_reported_probed_and_asked_again(
         assert set(client.reaches()) == {spot.id for spot in spots}
 
 
+async def test_impatient_callers_report_nobody(cluster: PoolCluster, client: AsyncPoolClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads that had a moment each end in a miss where nobody answers in time, but a busy node must not be voted out for that."""
+    monkeypatch.setattr(health, "REST_NS", MS)
+    spots = await three(cluster, copies=1)
+    chain = await stored(client)
+    for spot in spots:
+        spot.relay.freeze()
+    for _ in range(8):
+        assert await client.load(chain, 0, COUNTS, Sink(), deadline_ns=soon(0.05)) == 0
+        await asyncio.sleep(0.002)
+    assert client._core.links.health.ill() == []
+    for spot in spots:
+        spot.relay.mend()
+    await asyncio.sleep(0.002)
+    await loads_all(client, chain)
+    await no_leases(spots)
+
+
 async def test_damaged_copy_is_read_from_the_other_node(cluster: PoolCluster, client: AsyncPoolClient) -> None:
     """A flipped bit is found, the block comes from elsewhere in the same load, and the bad copy is dropped."""
     spots = await three(cluster)

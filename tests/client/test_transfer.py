@@ -141,6 +141,17 @@ def test_late_copy_in_memory_blames_no_node() -> None:
     assert (sink, transfer.done, transfer.failed, transfer.suspect) == ([0, 1], 2, {}, {})
 
 
+def test_node_that_had_too_little_time_has_not_failed() -> None:
+    """A caller's deadline that no slow link could keep says nothing about the node."""
+    world = World().written()
+    world.reach = Failing(world.reach, 0, DeadlineError("late"))
+    impatient, patient = world.transfer(range(6), within_s=0.4), world.transfer(range(6))
+    for transfer in (impatient, patient):
+        transfer.read(FRAMER, world.stages, Sink())
+    assert (impatient.late, impatient.failed) == ({0}, {})
+    assert (patient.late, list(patient.failed)) == (set(), [0])
+
+
 @pytest.mark.parametrize("good", [0, 1])
 def test_read_from_two_nodes_ends_where_the_failing_one_begins(good: int) -> None:
     """In one window: blocks of the other node before that are delivered, those behind are not, nor anything of the window before."""
