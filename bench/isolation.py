@@ -209,7 +209,7 @@ def make_model(directory: Path) -> int:
 
 
 @click.command()
-@click.option("--trials", default=800, show_default=True, help="Trials of each row.")
+@click.option("--trials", default=1000, show_default=True, help="Trials of each row.")
 @click.option("--reach", "reaches", multiple=True, default=("shm", "grpc"), show_default=True, help="How workers reach the pool.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(trials: int, reaches: tuple[str, ...], as_json: bool) -> None:

@@ -1,5 +1,7 @@
 """The SDK against nodes that ask who calls: over TLS, with a token, each tenant by itself."""
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -126,3 +128,53 @@ async def test_no_secret_in_any_log(site: Site, caplog: pytest.LogCaptureFixture
     assert "SetQuota" in text
     salts = [tenant_salt(SECRET, tenant).hex() for tenant in ("alice", "bob")]
     assert [secret[:8] for secret in (*site.tokens, SECRET.decode(), *salts) if secret in text] == []
+
+
+class Tap:
+    """A proxy in front of a node that keeps every byte that passes, both ways."""
+
+    def __init__(self, address: str) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self.seen = bytearray()
+
+    async def start(self) -> str:
+        """Listen; where."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(self._host, int(self._port))
+        await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                self.seen += data
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize("secured", [True, False])
+async def test_no_plaintext_on_the_wire(site: Site, tmp_path: Path, secured: bool) -> None:
+    """Neither KV nor keys nor the token; without TLS the tap does see them, so it would."""
+    plain = PoolNode(NodeConfig(capacity_bytes=4 * MIB, offers=("grpc",), arena_directory=tmp_path))
+    await plain.start()
+    tap = Tap(site.node.address if secured else plain.address)
+    try:
+        security = site.security("a", tenant="alice") if secured else PLAIN
+        client = await kvpool.connect_async(await tap.start(), namespace=NAMESPACE, security=security, timeout_s=5)
+        marked = np.random.default_rng(1).random((3, 2, 2, 2, 16, 8), np.float32)
+        assert await client.put(TOKENS, marked) == 48
+        assert (await client.get(TOKENS)).tokens == 48
+        key = client.pool.keys(TOKENS)[0]
+        await client.close()
+    finally:
+        tap.close()
+        await plain.stop()
+    secrets = [marked.tobytes()[:200], key, *(token.encode() for token in site.tokens)]
+    assert [secret in tap.seen for secret in secrets] == ([False] * 3 if secured else [True] * 2)
+    assert len(tap.seen) > marked.nbytes
