@@ -132,6 +132,13 @@ ANSWERS: dict[str, tuple[bytes, Any, type[Any], Callable[[Any], Any], Callable[[
     "quotas": (QUOTAS_RAW, QUOTAS, pb.QuotasResponse, convert.quotas_from_pb, convert.quotas_to_pb),
     "gc": (GC_RAW, GC, pb.GcResponse, convert.gc_from_pb, convert.gc_to_pb),
     "verify": (VERIFY_RAW, VERIFY, pb.VerifyResponse, convert.verified_from_pb, convert.verified_to_pb),
+    "balance": (
+        blob(1, b"draining") + b"".join(number(field, field) for field in range(3, 8)) + blob(8, blob(1, b"pushed") + number(2, 5)),
+        a.Balance(state="draining", settled=False, rounds=3, blocks=4, block_bytes=5, safe_blocks=6, safe_bytes=7, counters={"pushed": 5}),
+        pb.BalanceResponse,
+        convert.balance_from_pb,
+        convert.balance_to_pb,
+    ),
     "tiers": (blob(1, TIER_RAW), [TIER], pb.TiersResponse, convert.tiers_from_pb, convert.tiers_to_pb),
 }
 
@@ -171,6 +178,8 @@ def test_answers_cut_short_or_with_a_byte_more_are_noticed(
         (blob(1, b"team") + number(2, 10 << 30), pb.SetQuotaRequest(tenant="team", max_bytes=10 << 30)),
         (number(1, 1), pb.GcRequest(dry_run=True)),
         (blob(1, b"ssd") + blob(2, b"c") + number(3, 1 << 26), pb.VerifyRequest(tier="ssd", cursor="c", max_bytes=1 << 26)),
+        (number(1, 1) + number(2, 200 << 20), pb.DrainRequest(cancel=True, bytes_per_s=200 << 20)),
+        (number(2, 1), pb.BalanceResponse(settled=True)),
         (blob(1, blob(1, KEY)), pb.InspectResponse(blocks=[pb.Inspection(key=KEY)])),
     ],
 )

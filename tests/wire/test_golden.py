@@ -4,9 +4,9 @@ Field numbers and types are a promise to clients in other languages. Literals ar
 """
 
 from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, StageTimes, TokenSources
-from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, UcxOffer
+from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, Stored, UcxOffer
 from kvpool.wire import convert, convert_work
-from kvpool.wire.gen import pool_pb2, worker_pb2
+from kvpool.wire.gen import peer_pb2, pool_pb2, worker_pb2
 
 KEY, PARENT = b"\x11" * 32, b"\x22" * 32
 
@@ -60,6 +60,28 @@ def test_grants_and_places_on_the_wire() -> None:
     places = convert.places_from_pb(pool_pb2.AcquireResponse.FromString(raw).found)
     assert places == [(64, 100), None]
     assert pool_pb2.AcquireResponse(lease_id=9, found=convert.places_to_pb(places)).SerializeToString(deterministic=True) == raw
+
+
+def test_acquire_that_fetches_and_asks_for_details_on_the_wire() -> None:
+    """fetch_from 5, detail 6 of a request; parent 4 to priority_ms 10 of what was found; a priority of 0 is said, 50 is not."""
+    raw = blob(1, b"me") + number(2, 1500) + blob(3, KEY) + number(4, 40) + blob(5, b"n1") + blob(5, b"n2") + number(6, 1)
+    message = pool_pb2.AcquireRequest.FromString(raw)
+    assert (list(message.fetch_from), message.detail) == (["n1", "n2"], True)
+    plain = number(1, 1) + number(2, 64) + number(3, 100)
+    full = plain + blob(4, PARENT) + number(5, 16) + number(6, 60_000) + number(7, 40) + blob(8, b"t") + bytes([9 << 3, 0]) + number(10, 9)
+    raw = number(1, 9) + blob(2, full) + blob(2, b"") + blob(2, plain)
+    blocks = convert.stored_from_pb(pool_pb2.AcquireResponse.FromString(raw).found)
+    assert blocks == [Stored(64, 100, PARENT, 16, 60_000, 40, "t", 0, 9), None, Stored(64, 100, b"", 0)]
+    assert pool_pb2.AcquireResponse(lease_id=9, found=convert.stored_to_pb(blocks)).SerializeToString(deterministic=True) == raw
+    assert convert.places_from_pb(pool_pb2.AcquireResponse.FromString(raw).found) == [(64, 100), None, (64, 100)]
+
+
+def test_near_reservations_and_peers_on_the_wire() -> None:
+    """near 6 of a reserve; node_id 1, incarnation 2 of a hand-over, done 1, left 2 of its answer."""
+    assert pool_pb2.ReserveRequest.FromString(number(6, 1)).near
+    asked = peer_pb2.HandoverRequest(node_id="ab", incarnation=7)
+    assert asked.SerializeToString(deterministic=True) == blob(1, b"ab") + number(2, 7)
+    assert peer_pb2.HandoverResponse(done=True, left=3).SerializeToString(deterministic=True) == number(1, 1) + number(2, 3)
 
 
 def test_descriptions_on_the_wire() -> None:
