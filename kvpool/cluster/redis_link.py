@@ -8,10 +8,14 @@ same login and TLS for each.
 Every call has a timeout shorter than a lease. A call that fails drops the connection; when it had worked before, the call is
 tried once more at once on a new one, so a server that was restarted or moved between two calls costs nothing. A call that
 timed out isn't tried again: who is silent now is silent a moment later.
+
+The client library would quietly connect again to where it was, perhaps to a master that has become a replica. So a client here
+connects once in its life.
 """
 
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,13 +36,14 @@ Host = tuple[str, int]
 
 
 class Link:
-    """For one thread at a time."""
+    """Any thread may call, one call runs at a time."""
 
     def __init__(self, url: ClusterUrl) -> None:
         """Connects with the first call. Raises `ConfigError` when the certificates of the URL are no good."""
         self._url = url
         self._tls = _tls_context(url)
         self._hosts = list(url.hosts)
+        self._one_call = threading.Lock()
         self._client: redis.Redis | None = None
         self._proven = False
         self.generation = 0
@@ -46,15 +51,16 @@ class Link:
 
     def call(self, ask: Callable[[redis.Redis], T]) -> T:
         """What `ask` returns. Raises one of `STORE_ERRORS`."""
-        was_proven = self._proven
-        try:
-            return self._try(ask)
-        except redis.TimeoutError:
-            raise
-        except STORE_ERRORS:
-            if not was_proven:
+        with self._one_call:
+            was_proven = self._proven
+            try:
+                return self._try(ask)
+            except redis.TimeoutError:
                 raise
-        return self._try(ask)
+            except STORE_ERRORS:
+                if not was_proven:
+                    raise
+            return self._try(ask)
 
     def close(self) -> None:
         """Disconnect; a later call connects again."""
@@ -121,9 +127,22 @@ class Link:
 
 
 def _options(timeout_s: float) -> dict[str, Any]:
-    """RESP 2, which every server speaks, one connection, and no retries but ours."""
-    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "max_connections": 2}
-    return {"protocol": 2, "retry": Retry(NoBackoff(), 0), **limits}
+    """RESP 2, which every server speaks, one connection made once, and no retries but ours."""
+    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "max_connections": 1}
+    return {"protocol": 2, "retry": Retry(NoBackoff(), 0), "redis_connect_func": _Once(), **limits}
+
+
+class _Once:
+    """Greets the server when a client connects, and refuses to when it does so again."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def __call__(self, connection: Any) -> None:
+        if self._done:
+            raise redis.ConnectionError("the connection was lost")
+        self._done = True
+        connection.on_connect()
 
 
 class _TlsConnection(redis.SSLConnection):

@@ -134,6 +134,22 @@ def test_redis_connection_count_is_one_a_registration_and_one_a_watcher(world: R
     eventually(lambda: len(world.client.client_list()) == before, "all connections are closed again")
 
 
+def test_redis_answer_of_a_server_that_is_behind_drops_nobody(world: RedisWorld) -> None:
+    """A replica that took over may lack the latest members though it has the same birth token: a new connection is reason for doubt."""
+    url = world.url.replace("lease_ms=1000", "lease_ms=8000")
+    with open_membership(url) as here, open_membership(url) as there:
+        registration = here.join(role="node", address=ADDRESS)
+        until(there, lambda view: len(view) == 1)
+        registration.abandon()
+        pipe = world.client.pipeline(transaction=True)
+        pipe.delete(world.keys.record("node", registration.member.id))
+        pipe.zrem(world.keys.role("node"), registration.member.id)
+        pipe.client_kill_filter(_type="normal", skipme=True)
+        pipe.execute()
+        late = here.join(role="router", address=ADDRESS)
+        assert registration.member in until(there, lambda view: late.member in view)
+
+
 def test_redis_through_a_socket_is_the_same_store(world: RedisWorld, tmp_path: Path) -> None:
     """On one machine no port is needed."""
     path = tmp_path / "s"
