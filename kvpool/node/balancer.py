@@ -2,9 +2,11 @@
 
 A *round* walks over the node's blocks in slices. For each slice it asks the blocks' targets what they have, pushes what they lack, and lets
 go of what others hold in full. A round begins when the cluster changes (and the one under way is given up), after a round that left
-something to do, when the news have reached everybody, and now and then to repair what went wrong unseen. The first whole round after a
-change pushes to every node; later ones only to nodes that have free room, because what a full node lacks it has evicted, and would evict
-something else for. A round that found nothing to push makes the node *settled*.
+something to do, when the news have reached everybody, and now and then to repair what went wrong unseen. A round that found nothing to
+push makes the node *settled*.
+
+A node without free memory is pushed only what the last change made its own, and that once. Whatever else it lacks it has evicted, and
+would evict something else for.
 
 The walk stays off the event loop's back: a slice is some hundred blocks, and a round that nothing hurries rests between slices four times
 as long as they take.
@@ -13,7 +15,7 @@ as long as they take.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,13 +71,14 @@ class _Round:
     """What a round has found so far.
 
     `left`: blocks per node that are not known to be there ("": nobody to take them); `adrift`: blocks of which nobody can say where they
-    belong; `full`: nodes that are not pushed to. `sure`: the news were old when it began; `early`: so young that writers may not have
-    known of them.
+    belong; `full`: nodes without free memory. `before`: how things were when this node was last settled, None in later rounds than the
+    first after a change. `sure`: the news were old when it began; `early`: so young that writers may not have known of them.
     """
 
     situation: Situation
     refs: dict[str, NodeRef]
     states: dict[str, NodeState]
+    before: Situation | None
     sure: bool
     early: bool
     full: set[str] = field(default_factory=set)
@@ -120,6 +123,7 @@ class Balancer:
         self._task: asyncio.Task[None] | None = None
         self._now: _Round | None = None
         self._last: _Round | None = None
+        self._settled: Situation | None = None
         self._since: tuple[Situation, int] | None = None
         self._retry_s = _RETRY_S
         self.counters = dict.fromkeys(("rounds", "pushed_extents", "dropped"), 0)
@@ -181,12 +185,12 @@ class Balancer:
 
     async def _run(self) -> None:
         while True:
-            situation, wait_s = self._look(), _RETRY_S
             try:
-                wait_s = await self._turn(situation)
+                situation = self._look()
+                await self._rest(situation, await self._turn(situation))
             except Exception:
                 log.exception("a round over this node's blocks failed")
-            await self._rest(situation, wait_s)
+                await asyncio.sleep(_RETRY_S)
 
     async def _turn(self, situation: Situation) -> float:
         """One round; how long to rest afterwards."""
@@ -198,7 +202,7 @@ class Balancer:
         self._last = done
         self.counters["rounds"] += 1
         if self._clean(done):
-            self._retry_s = _RETRY_S
+            self._retry_s, self._settled = _RETRY_S, situation
             draining = self.state is NodeState.DRAINING
             return _RETRY_S if draining else self._settings.repair_s if done.sure else self._settings.news_s
         if first or self._pusher.counters["pushed"] > pushed:
@@ -219,12 +223,12 @@ class Balancer:
         refs = {ref.node_id: ref for ref in self._links.nodes()}
         states = {node.id: node.state for node in situation.placed}
         age_s = self._age_ns(situation) / SECOND
-        now = _Round(situation, refs, states, age_s >= self._settings.news_s and self._connected(), age_s < _QUIET_S)
+        sure = age_s >= self._settings.news_s and self._connected()
+        now = _Round(situation, refs, states, self._settled if first else None, sure, age_s < _QUIET_S)
         self._now = now
         try:
             self._pusher.bucket.change(self._rate or situation.config.rebalance_bytes_per_s, self._clock.now_ns())
-            if not first:
-                now.full = await self._full(now)
+            now.full = await self._full(now)
             async for held in self._inventory.slices(situation.config.extent_tokens):
                 if self._look() != situation:
                     return None
@@ -238,13 +242,12 @@ class Balancer:
 
     async def _slice(self, now: _Round, held: Sequence[Held]) -> None:
         """Ask, judge, push, let go."""
-        targets = self._targets(now, held)
+        targets = self._targets(now.situation, held)
+        former = self._targets(now.before, held) if now.before is not None and now.full else targets
         self._handler.adopt([one.key for one in held if one.near and self._me in targets[one.key]])
         own = [one for one in held if not one.near or self._me in targets[one.key]]
         wanted: dict[str, list[BlockKey]] = {}
         for one in own:
-            now.blocks += 1
-            now.nbytes += one.length
             for target in targets[one.key]:
                 if target != self._me:
                     wanted.setdefault(target, []).append(one.key)
@@ -252,9 +255,10 @@ class Balancer:
         push: dict[str, list[Held]] = {}
         drop: list[BlockKey] = []
         for one in own:
-            verdict = self._judge(now, one, targets[one.key], said)
+            declined = {target for target in targets[one.key] if target in now.full and target in former[one.key]}
+            verdict = self._judge(now, one, targets[one.key], said, declined)
             for target in verdict.push:
-                if target not in now.full:
+                if target not in declined:
                     push.setdefault(target, []).append(one)
             if verdict.drop:
                 drop.append(one.key)
@@ -262,9 +266,9 @@ class Balancer:
         for target, blocks in push.items():
             await self._push(now, target, blocks)
 
-    def _targets(self, now: _Round, held: Sequence[Held]) -> dict[BlockKey, tuple[str, ...]]:
+    def _targets(self, situation: Situation, held: Sequence[Held]) -> dict[BlockKey, tuple[str, ...]]:
         """Who should hold each block; nobody, where that can't be told."""
-        config = now.situation.config
+        config = situation.config
         heads: dict[int, dict[BlockKey, None]] = {}
         copies_of: dict[BlockKey, int] = {}
         for one in held:
@@ -274,15 +278,21 @@ class Balancer:
                 heads.setdefault(copies, {})[one.head] = None
         placed: dict[BlockKey, tuple[str, ...]] = {}
         for copies, some in heads.items():
-            placements = place(list(some), 1, now.situation.placed, copies)
+            placements = place(list(some), 1, situation.placed, copies)
             placed.update((head, placement.targets) for head, placement in zip(some, placements, strict=True))
         return {one.key: placed[one.head] if one.head is not None else () for one in held}
 
-    def _judge(self, now: _Round, one: Held, targets: Sequence[str], said: dict[str, dict[BlockKey, bool]]) -> Verdict:
+    def _judge(
+        self, now: _Round, one: Held, targets: Sequence[str], said: Mapping[str, Mapping[BlockKey, bool]], declined: Collection[str]
+    ) -> Verdict:
+        """The rule's verdict on a block, counted. What is `declined` by a node that lacks it is nothing left to do."""
+
         def holds(target: str) -> bool | None:
             return said[target].get(one.key)
 
         verdict = judge(self._me, targets, now.states, holds, sure=now.sure)
+        now.blocks += 1
+        now.nbytes += one.length
         if verdict.safe:
             now.safe_blocks += 1
             now.safe_bytes += one.length
@@ -291,7 +301,7 @@ class Balancer:
         elif not targets:
             now.left[""] += 1
         for target in targets:
-            if target != self._me and not holds(target) and not (holds(target) is False and target in now.full):
+            if target != self._me and not holds(target) and not (holds(target) is False and target in declined):
                 now.left[target] += 1
         return verdict
 

@@ -106,14 +106,11 @@ class ClusterSide:
             await asyncio.to_thread(self.registration.close)
 
     async def stop(self) -> None:
-        """End all that goes on with other nodes; what moves bytes is waited for."""
+        """End all that goes on with other nodes; closing the connections ends transfers that wait for somebody."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.balancer.stop()
-        await self.heat.stop()
-        await self.near.close()
-        await self.links.close()
+        await asyncio.gather(self.balancer.stop(), self.heat.stop(), self.near.close(), self.links.close())
         self._threads.shutdown(wait=True)
 
     def counted(self) -> dict[str, int]:

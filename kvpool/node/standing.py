@@ -61,21 +61,21 @@ class Standing:
         rpcs: dict[NodeRef, PeerRpc] = {}
         try:
             while self.state is NodeState.JOINING:
-                refs = [
-                    ref
-                    for ref in self._links.nodes()
-                    if ref.node_id != self.me.node_id and ref.placed.state in (NodeState.ACTIVE, NodeState.DRAINING)
-                ]
                 over = self._clock.now_ns() - began_ns >= self._links.config.handover_s * SECOND
-                if over or all(await asyncio.gather(*(self._handed_over(rpcs, ref) for ref in refs))):
-                    if over:
-                        log.warning("node %s becomes active before it has all that is its", self.me.node_id)
-                    if self.state is NodeState.JOINING:
+                if over:
+                    log.warning("node %s becomes active before it has all that is its", self.me.node_id)
+                if over or all(await asyncio.gather(*(self._handed_over(rpcs, ref) for ref in self._others()))):
+                    if self.state is NodeState.JOINING:  # nobody has begun to drain it meanwhile
                         self.change(NodeState.ACTIVE)
                     return
                 await asyncio.sleep(_PAUSE_S)
         finally:
             await asyncio.gather(*(rpc.close() for rpc in rpcs.values()))
+
+    def _others(self) -> list[NodeRef]:
+        """Nodes that may have something for this one."""
+        able = (NodeState.ACTIVE, NodeState.DRAINING)
+        return [ref for ref in self._links.nodes() if ref.node_id != self.me.node_id and ref.placed.state in able]
 
     async def _handed_over(self, rpcs: dict[NodeRef, PeerRpc], ref: NodeRef) -> bool:
         rpc = rpcs.get(ref)
