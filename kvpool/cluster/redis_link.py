@@ -5,9 +5,9 @@ is how to find it. A single server is where the URL says. With Sentinel, a senti
 Cluster any node, asked for a key, either has it or says who does (MOVED). The client on top is the same plain one, with the
 same login and TLS for each.
 
-Every call has a timeout shorter than a lease. A call that fails drops the connection; when it had worked before, the call is
-tried once more at once on a new one, so a server that was restarted or moved between two calls costs nothing. A call that
-timed out isn't tried again: who is silent now is silent a moment later.
+Every call has a timeout, that of a heartbeat is shorter than a lease. A call that fails drops the connection; when it had
+worked before, the call is tried once more at once on a new one, so a server that was restarted or moved between two calls
+costs nothing. A call that timed out isn't tried again: who is silent now is silent a moment later.
 
 The client library would quietly connect again to where it was, perhaps to a master that has become a replica. So a client here
 connects once in its life.
@@ -38,9 +38,13 @@ Host = tuple[str, int]
 class Link:
     """Any thread may call, one call runs at a time."""
 
-    def __init__(self, url: ClusterUrl) -> None:
-        """Connects with the first call. Raises `ConfigError` when the certificates of the URL are no good."""
+    def __init__(self, url: ClusterUrl, *, timeout_s: float | None = None) -> None:
+        """Connects with the first call. `timeout_s`: of one call, by default that of a heartbeat.
+
+        Raises `ConfigError` when the certificates of the URL are no good.
+        """
         self._url = url
+        self._timeout_s = timeout_s or url.timeout_s
         self._tls = _tls_context(url)
         self._hosts = list(url.hosts)
         self._one_call = threading.Lock()
@@ -85,8 +89,8 @@ class Link:
     def _connect(self) -> redis.Redis:
         url = self._url
         if url.kind == "unix":
-            return redis.Redis(unix_socket_path=url.path, **_options(url.timeout_s), **url.login)
-        return self._client_of(url.hosts[0] if url.kind == "single" else self._find(), url.timeout_s, url.login)
+            return redis.Redis(unix_socket_path=url.path, **_options(self._timeout_s), **url.login)
+        return self._client_of(url.hosts[0] if url.kind == "single" else self._find(), self._timeout_s, url.login)
 
     def _client_of(self, host: Host, timeout_s: float, login: dict[str, Any]) -> redis.Redis:
         options = {"host": host[0], "port": host[1], **_options(timeout_s), **login}
@@ -99,7 +103,7 @@ class Link:
         answers: list[str] = []
         for host in self._hosts:
             login = self._url.sentinel_login if self._url.kind == "sentinel" else self._url.login
-            client = self._client_of(host, self._url.timeout_s / len(self._hosts), login)
+            client = self._client_of(host, self._timeout_s / len(self._hosts), login)
             try:
                 found = self._ask_sentinel(client) if self._url.kind == "sentinel" else self._ask_node(client, host)
             except STORE_ERRORS as error:

@@ -30,6 +30,8 @@ from kvpool.errors import ClosedError, ProtocolError, UnavailableError
 log = logging.getLogger(__name__)
 
 CONFIGURE_TRIES = 16
+CONFIGURE_TIMEOUT_S = 3.0
+"""Of each call: somebody waits for the answer, and no lease depends on it."""
 
 
 class RedisMembership:
@@ -91,7 +93,7 @@ class RedisMembership:
 
     def configure(self, change: ConfigChange) -> ClusterConfig:
         """See `Membership.configure`."""
-        link = Link(self._url)
+        link = Link(self._url, timeout_s=CONFIGURE_TIMEOUT_S)
         try:
             for _ in range(CONFIGURE_TRIES):
                 stored = self._decode_config(link.call(lambda client: cast("bytes | None", client.get(self._keys.config))))
