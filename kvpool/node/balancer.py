@@ -162,11 +162,12 @@ class Balancer:
         return self._last.left[node.node_id]
 
     def report(self) -> Balance:
-        """How far this node is."""
-        last, shown = self._last, self._now or self._last
+        """How far this node is: by the round under way, or the last one once there is nothing left to do."""
+        last = self._last
         settled = last is not None and last.situation == self._look() and self._clean(last)
         if self.state is NodeState.DRAINING:
             settled = settled and last is not None and not last.early
+        shown = last if settled else self._now or last
         counters = {**self.counters, **self._pusher.counters, "adrift": 0 if last is None else last.adrift}
         if shown is None:
             return Balance(state=self.state, settled=False, counters=counters)
@@ -242,8 +243,8 @@ class Balancer:
 
     async def _slice(self, now: _Round, held: Sequence[Held]) -> None:
         """Ask, judge, push, let go."""
-        targets = self._targets(now.situation, held)
-        former = self._targets(now.before, held) if now.before is not None and now.full else targets
+        targets = await self._targets(now.situation, held)
+        former = await self._targets(now.before, held) if now.before is not None and now.full else targets
         self._handler.adopt([one.key for one in held if one.near and self._me in targets[one.key]])
         own = [one for one in held if not one.near or self._me in targets[one.key]]
         wanted: dict[str, list[BlockKey]] = {}
@@ -266,21 +267,21 @@ class Balancer:
         for target, blocks in push.items():
             await self._push(now, target, blocks)
 
-    def _targets(self, situation: Situation, held: Sequence[Held]) -> dict[BlockKey, tuple[str, ...]]:
+    async def _targets(self, situation: Situation, held: Sequence[Held]) -> dict[BlockKey, tuple[str, ...]]:
         """Who should hold each block; nobody, where that can't be told."""
         config = situation.config
+        namespaces = await self._inventory.namespaces(held) if config.namespace_copies else {}
         heads: dict[int, dict[BlockKey, None]] = {}
-        copies_of: dict[BlockKey, int] = {}
-        for one in held:
-            if one.head is not None and one.head not in copies_of:
-                fingerprint = self._inventory.fingerprint(one.key) if config.namespace_copies else None
-                copies = copies_of[one.head] = config.copies if fingerprint is None else config.copies_of(fingerprint)
-                heads.setdefault(copies, {})[one.head] = None
-        placed: dict[BlockKey, tuple[str, ...]] = {}
+        for head in {one.head: None for one in held if one.head is not None}:
+            if head in namespaces:
+                heads.setdefault(config.copies_of(namespaces[head]), {})[head] = None
+            elif not config.namespace_copies:
+                heads.setdefault(config.copies, {})[head] = None
+        placed: dict[BlockKey | None, tuple[str, ...]] = {}
         for copies, some in heads.items():
             placements = place(list(some), 1, situation.placed, copies)
             placed.update((head, placement.targets) for head, placement in zip(some, placements, strict=True))
-        return {one.key: placed[one.head] if one.head is not None else () for one in held}
+        return {one.key: placed.get(one.head, ()) for one in held}
 
     def _judge(
         self, now: _Round, one: Held, targets: Sequence[str], said: Mapping[str, Mapping[BlockKey, bool]], declined: Collection[str]

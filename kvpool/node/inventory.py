@@ -1,24 +1,30 @@
 """All that a node holds, in any tier, in slices small enough for the event loop, each block with the head of its extent.
 
 A walk goes over the arena's blocks in order of commit, then over what only other tiers hold. It is a walk over what was there when it
-began; blocks that leave meanwhile are left out, blocks that come are for the next walk. Nothing is read but indexes.
+began; blocks that leave meanwhile are left out, blocks that come are for the next walk. It reads indexes, no blocks.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from kvpool.block import BlockKey
+from kvpool.block.identity import FINGERPRINT_BYTES
 from kvpool.node.tiers import Tiers
 from kvpool.policy.moves import extent_head
 from kvpool.pool import PoolState
 from kvpool.tier import Arena
 from kvpool.tier.contract import Tier
+from kvpool.units import SECOND
 
 SLICE = 256
 _MAX_KNOWN = 1 << 16
-_BLOCK_TOKENS_AT = 94
-"""Where a frame's header has the tokens of a whole block (u16, `kvpool.block.header`)."""
+_READ_NS = 5 * SECOND
+_FINGERPRINT_AT, _BLOCK_TOKENS_AT = 76, 94
+"""Where a frame's header has the namespace, and the tokens of a whole block (u16); see `kvpool.block.header`."""
 
 
 class Held(NamedTuple):
@@ -38,6 +44,7 @@ class Inventory:
         self._arena = arena
         self._tiers = tiers
         self._known: dict[BlockKey, BlockKey | None] = {}
+        self._namespaces: dict[BlockKey, str] = {}
 
     async def slices(self, extent_tokens: int) -> AsyncIterator[list[Held]]:
         """Everything, at most `SLICE` blocks at a time."""
@@ -63,7 +70,28 @@ class Inventory:
 
     def fingerprint(self, key: BlockKey) -> str | None:
         """The namespace (32 hex digits) of a block in the arena."""
-        return data.hex() if (data := self._header(key, 76, 16)) is not None else None
+        data = self._header(key, _FINGERPRINT_AT, FINGERPRINT_BYTES)
+        return None if data is None else data.hex()
+
+    async def namespaces(self, held: Sequence[Held]) -> Mapping[BlockKey, str]:
+        """The namespace of each extent, by its head. Where no block of it is in the arena one is read; where that fails it is missing."""
+        if len(self._namespaces) > _MAX_KNOWN:
+            self._namespaces.clear()
+        for one in held:
+            if one.head is None or one.head in self._namespaces:
+                continue
+            found = self.fingerprint(one.key) or await self._read_fingerprint(one.key)
+            if found is not None:
+                self._namespaces[one.head] = found
+        return self._namespaces
+
+    async def _read_fingerprint(self, key: BlockKey) -> str | None:
+        (found,) = self._tiers.find([key])
+        if found is None:
+            return None
+        frame = np.empty(found.entry.length, np.uint8)
+        (there,) = await asyncio.to_thread(found.tier.get, [(key, frame)], time.monotonic_ns() + _READ_NS)
+        return frame[_FINGERPRINT_AT : _FINGERPRINT_AT + FINGERPRINT_BYTES].tobytes().hex() if there else None
 
     def _held(self, key: BlockKey, extent_tokens: int) -> Held | None:
         place, link = self._pool.locate(key), self._pool.link(key)

@@ -108,7 +108,7 @@ class Cluster:
                     last = -1.0
                 elif last < 0:
                     last = rounds
-                elif rounds >= last + 2:  # settled for two more rounds, the last of them on old news
+                elif rounds >= last + 3:  # settled for three more rounds, the last of them on old news
                     return
                 await asyncio.sleep(0.02)
 

@@ -194,8 +194,25 @@ async def test_damaged_block_is_dropped_and_not_pushed(cluster: Cluster) -> None
     assert cluster.counters(f"{0:032x}")["push_failed"] == 1
 
 
+async def test_copies_of_a_namespace_count_for_blocks_that_only_disks_have(cluster: Cluster, tmp_path: Path) -> None:
+    """What a block's namespace is worth is asked of the block, wherever it is: a second copy on disk is no stray."""
+    await cluster.open(0, namespace_copies={NAMESPACE.fingerprint().hex(): 2})
+    for name in ("a", "b"):
+        await cluster.node(name * 32, blocks=24, tiers=TierConfig(ssd=tmp_path / name, ssd_bytes=256 * MIB))
+    await cluster.settled()
+    chains = cluster.chains(20)
+    await cluster.store(chains)
+    await cluster.node("c" * 32)
+    await cluster.settled()
+    async with asyncio.timeout(30):  # until the round after the one that let go of what is the newcomer's now
+        while sum(cluster.side(node).balancer.report().blocks for node in cluster.nodes.values()) != 2 * 8 * len(chains):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await cluster.crash("a" * 32)
+    assert [await cluster.load(chain) for chain in chains] == [8] * len(chains)
+
+
 async def test_copies_of_a_namespace_are_its_own(cluster: Cluster) -> None:
-    """A namespace may be worth more copies than others, blocks on disk included."""
+    """A namespace may be worth more copies than others."""
     await cluster.open(3, namespace_copies={NAMESPACE.fingerprint().hex(): 2})
     chains = cluster.chains(15)
     await cluster.store(chains)
