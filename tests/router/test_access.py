@@ -1,6 +1,7 @@
 """API keys: who may ask, how often, and whose KV it is; over HTTPS when there is a certificate."""
 
 import contextlib
+import logging
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -207,3 +208,17 @@ def test_client_certificates_need_a_server_certificate(tmp_path: Path) -> None:
     tls = ServerTls.of(authority.server(), authority.cert)
     assert tls is not None
     assert tls.options()["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+
+
+async def test_no_key_and_no_salt_in_the_log(model: TextModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At debug level, whatever becomes of the request."""
+    with caplog.at_level(logging.DEBUG):
+        async with stage(model, tmp_path) as on:
+            good, poor = on.key(tenant="acme"), on.key("read", name="reader")
+            assert (await on.chat(good, cache_salt="my-own-wish")).status_code == 200
+            assert (await on.chat(poor)).status_code == 403
+            assert (await on.chat({"authorization": "Bearer kvp_" + "x" * 43})).status_code == 401
+    keys = [headers["authorization"].removeprefix("Bearer ") for headers in (good, poor)]
+    salts = [tenant_salt(SECRET, "acme").hex(), on.scope.salt.hex(), repr(on.scope.salt)]
+    assert "chatcmpl-" in caplog.text
+    assert [secret for secret in (*keys, *salts, "x" * 43, "my-own-wish", SECRET.decode()) if secret in caplog.text] == []
