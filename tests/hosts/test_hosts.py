@@ -51,6 +51,7 @@ def ask(host: Host, target: Host, nbytes: int = 1) -> str:
 
 
 def test_each_has_a_network_a_name_a_boot_id_and_shared_memory_of_its_own(hosts: Hosts) -> None:
+    """What tells real hosts apart must tell these apart, or tests over them would quietly share memory."""
     hosts[1].run("touch", "/dev/shm/only-here")
     assert [hosts[n].run("ls", "/dev/shm").split() for n in range(3)] == [[], ["only-here"], []]
     assert len({hosts[n].run("cat", "/proc/sys/kernel/random/boot_id") for n in range(3)}) == 3
@@ -59,6 +60,7 @@ def test_each_has_a_network_a_name_a_boot_id_and_shared_memory_of_its_own(hosts:
 
 
 def test_a_cut_is_silent_has_one_direction_and_heals(hosts: Hosts) -> None:
+    """A partition that answers 'unreachable' would be noticed at once; a real one is silent."""
     assert [ask(hosts[1], hosts[0]), ask(hosts[2], hosts[0])] == ["answered", "answered"]
     hosts.cut(hosts[1], hosts[0])
     assert [ask(hosts[1], hosts[0]), ask(hosts[2], hosts[0])] == ["silence", "answered"]
@@ -71,15 +73,17 @@ def test_a_cut_is_silent_has_one_direction_and_heals(hosts: Hosts) -> None:
 
 
 def test_a_slow_host_sends_no_faster_than_told(hosts: Hosts) -> None:
+    """A slow link that isn't slow proves nothing about what waits for it."""
     hosts.slow(hosts[1], 8)  # a megabyte a second
     start = time.monotonic()
     assert ask(hosts[1], hosts[0], 600_000) == "answered"
-    assert time.monotonic() - start > 0.4  # never less than physics; a busy machine makes it longer
+    assert time.monotonic() - start > 0.4  # 600 kB at a megabyte a second: a busy machine only makes it longer
     hosts.fast(hosts[1])
     assert ask(hosts[1], hosts[0], 600_000) == "answered"
 
 
 def test_everything_that_ran_inside_ends_with_the_hosts() -> None:
+    """A test that fails half way must leave no process behind."""
     with Hosts(1) as made:
         process = made[0].popen(["sleep", "600"])
         assert process.poll() is None
@@ -87,5 +91,6 @@ def test_everything_that_ran_inside_ends_with_the_hosts() -> None:
 
 
 def test_a_number_of_hosts_that_makes_no_sense_is_refused() -> None:
+    """The mistake is told before any namespace is made."""
     with pytest.raises(ConfigError, match="1 to 200"):
         Hosts(0)
