@@ -17,6 +17,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
@@ -41,11 +42,15 @@ class Link:
     def __init__(self, url: ClusterUrl, *, timeout_s: float | None = None) -> None:
         """Connects with the first call. `timeout_s`: of one call, by default that of a heartbeat.
 
-        Raises `ConfigError` when the certificates of the URL are no good.
+        Raises `ConfigError` when the certificates or the password file of the URL are no good.
         """
         self._url = url
         self._timeout_s = timeout_s or url.timeout_s
         self._tls = _tls_context(url)
+        try:
+            self._login()
+        except OSError as error:
+            raise ConfigError(f"can't read password_file of the cluster URL: {error}") from error
         self._hosts = list(url.hosts)
         self._one_call = threading.Lock()
         self._client: redis.Redis | None = None
@@ -89,8 +94,14 @@ class Link:
     def _connect(self) -> redis.Redis:
         url = self._url
         if url.kind == "unix":
-            return redis.Redis(unix_socket_path=url.path, **_options(self._timeout_s), **url.login)
-        return self._client_of(url.hosts[0] if url.kind == "single" else self._find(), self._timeout_s, url.login)
+            return redis.Redis(unix_socket_path=url.path, **_options(self._timeout_s), **self._login())
+        return self._client_of(url.hosts[0] if url.kind == "single" else self._find(), self._timeout_s, self._login())
+
+    def _login(self) -> dict[str, Any]:
+        """Who we are, with the password as the file has it now: it may be replaced while we run."""
+        if not self._url.password_file:
+            return self._url.login
+        return self._url.login | {"password": Path(self._url.password_file).read_text(errors="replace").strip()}
 
     def _client_of(self, host: Host, timeout_s: float, login: dict[str, Any]) -> redis.Redis:
         options = {"host": host[0], "port": host[1], **_options(timeout_s), **login}
@@ -102,7 +113,7 @@ class Link:
         """Ask the sentinels or nodes, the last helpful one first, until one knows; within one timeout for them all."""
         answers: list[str] = []
         for host in self._hosts:
-            login = self._url.sentinel_login if self._url.kind == "sentinel" else self._url.login
+            login = self._url.sentinel_login if self._url.kind == "sentinel" else self._login()
             client = self._client_of(host, self._timeout_s / len(self._hosts), login)
             try:
                 found = self._ask_sentinel(client) if self._url.kind == "sentinel" else self._ask_node(client, host)

@@ -12,6 +12,7 @@
 
     cluster                                      name of the cluster in the store; "default"
     lease_ms                                     how long a silent member is believed to live; 3000
+    password_file                                file with the password, instead of one in the URL; read at each connection
     db                                           for sentinel and unix: number of the database; 0
     sentinel_username, sentinel_password         for sentinel: who we are to the sentinels; nobody
     ssl_ca_certs                                 for rediss: file of the only authorities to trust; the system's
@@ -69,6 +70,8 @@ class ClusterUrl:
     """What the sentinels call the master."""
     login: dict[str, Any] = field(default_factory=dict, repr=False)
     """Database, user and password, as redis-py names them."""
+    password_file: str = ""
+    """Where the password stands instead."""
     sentinel_login: dict[str, Any] = field(default_factory=dict, repr=False)
     tls: dict[str, Any] = field(default_factory=dict)
     """`ssl_check_hostname` and the files, by the names of their options; empty without TLS."""
@@ -105,7 +108,7 @@ def parse_cluster_url(url: str) -> ClusterUrl:
         return ClusterUrl(kind=kind, name=_name(parts.netloc), lease_ms=int(lease_ms), where=f"memory://{parts.netloc}")
     name = _name(query.pop("cluster", "default"))
     secure = parts.scheme.startswith("rediss")
-    known = _OPTIONS.get(kind, set()) | (_TLS_OPTIONS if secure else set())
+    known = {"password_file"} | _OPTIONS.get(kind, set()) | (_TLS_OPTIONS if secure else set())
     if unknown := sorted(set(query) - known):
         there = ", ".join(("cluster", "lease_ms", *sorted(known)))
         raise ConfigError(f"unknown option in the cluster URL: {', '.join(unknown)}; {parts.scheme}:// takes {there}")
@@ -117,7 +120,8 @@ def parse_cluster_url(url: str) -> ClusterUrl:
         lease_ms=int(lease_ms),
         where=f"{places}{parts.path}",
         hosts=hosts,
-        login={"db": _database(kind, parts.path, query), **_login(*login.split(":", 1))},
+        login={"db": _database(kind, parts.path, query), **_login(*login.split(":", 1), file=query.get("password_file"))},
+        password_file=query.get("password_file", ""),
         sentinel_login=_login(query.get("sentinel_username", ""), query.get("sentinel_password", "")),
         tls=_tls(query) if secure else {},
         **_path(kind, parts.path),
@@ -175,10 +179,13 @@ def _path(kind: str, path: str) -> dict[str, str]:
     return {}
 
 
-def _login(user: str = "", password: str = "") -> dict[str, Any]:
-    if user and not password:
-        raise ConfigError("a user in a cluster URL needs a password: user:password@, or :password@ for the default user")
-    return {"username": unquote(user) or None, "password": unquote(password)} if password else {}
+def _login(user: str = "", password: str = "", *, file: str | None = None) -> dict[str, Any]:
+    if file is not None and (password or not file):
+        raise ConfigError("password_file in a cluster URL is a path, and there is no other password beside it")
+    if user and not password and not file:
+        raise ConfigError("a user in a cluster URL needs a password: user:password@, :password@ for the default user, or password_file")
+    name = {"username": unquote(user) or None} if password or file else {}
+    return name | ({"password": unquote(password)} if password else {})
 
 
 def _tls(query: dict[str, str]) -> dict[str, Any]:

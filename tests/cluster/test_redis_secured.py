@@ -10,7 +10,7 @@ from kvpool.cluster import open_membership
 from kvpool.errors import ConfigError, UnavailableError
 from kvpool.testing.certificates import Authority, Pair
 from kvpool.testing.faults_kit import FaultsKit
-from kvpool.testing.membership_kit import ADDRESS, MembershipKit, until
+from kvpool.testing.membership_kit import ADDRESS, MembershipKit, eventually, until
 from kvpool.testing.redis_servers import RedisClusterServers, SentinelServers, SingleServer
 from kvpool.testing.redis_world import RedisWorld
 from kvpool.testing.tls_front import TlsFront
@@ -91,6 +91,19 @@ def test_secured_store_refuses_a_wrong_login(world: RedisWorld, old: str, new: s
             membership.join(role="node", address=ADDRESS)
     assert "p@ss" not in str(refused.value)
     assert "p%40ss" not in str(refused.value)
+
+
+def test_secured_password_in_a_file_may_change_while_it_runs(world: RedisWorld, tmp_path: Path) -> None:
+    """The file is read at each connection; one that can't be read at the start is a mistake."""
+    file = tmp_path / "password"
+    url = world.url.replace(":p%40ss%2Fword@", "@") + f"&password_file={file}"
+    with pytest.raises(ConfigError, match="password_file"):
+        open_membership(url)
+    file.write_text("not it")
+    with open_membership(url) as membership:
+        assert not membership.connected
+        file.write_text(f"{PASSWORD}\n")
+        eventually(lambda: membership.connected, "the new password is used")
 
 
 def test_secured_store_is_not_believed_without_a_certificate_that_fits(

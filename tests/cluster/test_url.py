@@ -50,6 +50,13 @@ def test_url_with_tls_keeps_its_certificates_in_every_deployment(place: str) -> 
     }
 
 
+def test_url_with_a_password_file_has_a_user_and_no_password() -> None:
+    """What isn't on the command line isn't in the list of processes."""
+    url = parse_cluster_url("redis+cluster://u@h:1?password_file=/run/secrets/p")
+    assert (url.login, url.password_file) == ({"db": 0, "username": "u"}, "/run/secrets/p")
+    assert parse_cluster_url("redis://h:1?password_file=/p").login == {"db": 0, "username": None}
+
+
 def test_url_of_a_socket_has_a_path() -> None:
     """Of one machine, without a port."""
     url = parse_cluster_url("unix://u:p@/run/redis.sock?cluster=a&db=3")
@@ -79,6 +86,8 @@ def test_url_of_a_socket_has_a_path() -> None:
         "redis://h:1/main",
         "redis://h:1,g:2/0",
         "redis://u@h:1/0",
+        "redis://u:p@h:1?password_file=/p&cluster=a",
+        "redis://u@h:1?password_file=&cluster=a",
         "redis+sentinel://h:1",
         "redis+sentinel://h:1/a/b",
         "redis+sentinel://h:1,/main",
