@@ -40,9 +40,9 @@ from kvpool.units import MIB
 from kvpool.wire.credentials import Security
 
 LOW, HIGH = 0.45, 0.55
-PROMPT_TOKENS = 384
+PROMPT_TOKENS = 256
 USERS = {"victim": "acme", "colleague": "acme", "attacker": "other"}
-GEOMETRY = Geometry.uniform(layers=8, kv_heads=4, head_dim=32, block_tokens=16, dtype="float32")
+GEOMETRY = Geometry.uniform(layers=2, kv_heads=4, head_dim=32, block_tokens=16, dtype="float32")
 
 Ask = Callable[[str, list[int]], Awaitable[tuple[float, int]]]
 """(user, prompt) -> seconds it took, tokens of it that were a hit."""
@@ -126,7 +126,7 @@ def site(directory: Path) -> Iterator[dict[str, str]]:
 async def measure_sdk(directory: Path, users: dict[str, str], trials: int) -> list[Row]:
     """A tenant's SDK against one node in a process of its own."""
     namespace = Namespace(model="bench", revision="1", weights_digest=bytes(32), geometry=GEOMETRY, rope="none")
-    blocks = np.zeros((PROMPT_TOKENS // 16, 8, 2, 4, 16, 32), np.float32)
+    blocks = np.zeros((PROMPT_TOKENS // 16, 2, 2, 4, 16, 32), np.float32)
     node = NodeProcess("--capacity", str(256 * MIB), "--offer", "shm,grpc")
     try:
         clients: dict[str, AsyncClient] = {}
@@ -170,7 +170,7 @@ async def measure_http(users: dict[str, str], model: Path, reach: str, trials: i
         async with httpx.AsyncClient(base_url=cluster.url, verify=context, timeout=60) as http:
 
             async def ask(user: str, prompt: list[int]) -> tuple[float, int]:
-                body = {"model": options.served_model_name, "prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": True,
+                body = {"model": options.served_model_name, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True,
                         "stream_options": {"include_usage": True}}  # fmt: skip
                 began, first, text = time.perf_counter(), 0.0, ""
                 async with http.stream("POST", "/v1/completions", json=body, headers={"authorization": f"Bearer {users[user]}"}) as answer:
@@ -209,7 +209,7 @@ def make_model(directory: Path) -> int:
 
 
 @click.command()
-@click.option("--trials", default=1000, show_default=True, help="Trials of each row.")
+@click.option("--trials", default=2000, show_default=True, help="Trials of each row.")
 @click.option("--reach", "reaches", multiple=True, default=("shm", "grpc"), show_default=True, help="How workers reach the pool.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(trials: int, reaches: tuple[str, ...], as_json: bool) -> None:
