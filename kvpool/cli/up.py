@@ -62,11 +62,13 @@ def up(capacity: str, ssd_capacity: str, resident: str, log_dir: Path | None, no
     )
     running = read_state(state_path())
     if running is not None:
-        raise ConfigError(f"a cluster is running already at {running.router_url} (pid {running.pid}); stop it first: kill {running.pid}")
+        where = running.router_url or "a host that Ray chose"
+        raise ConfigError(f"a cluster is running already at {where} (pid {running.pid}); stop it first: kill {running.pid}")
     log_dir = log_dir or new_run(log_root())
+    screen: PlainScreen
+    cluster = make_cluster(chosen, placed, log_dir=log_dir, state_file=state_path(), on_event=lambda line: screen.say(line))
     _prepare_model(chosen.model)
     screen = _screen()
-    cluster = make_cluster(chosen, placed, log_dir=log_dir, state_file=state_path(), on_event=screen.say)
     stop = _stop_on_signals(cluster)
     screen.say(f"starting; logs are in {log_dir}")
     try:
@@ -109,10 +111,19 @@ def _watch(cluster: "LocalCluster", screen: "PlainScreen", stop: threading.Event
         if not ready and cluster.ready():
             ready = True
             screen.say(f"ready: {cluster.url} (OpenAI API at {cluster.url}/v1, model {cluster.options.served_model_name})")
-            screen.say(f"cluster: {cluster.cluster_url}")
+            screen.say(f"cluster: {_without_password(cluster.cluster_url)}")
         if not ready and time.monotonic() > deadline:
             raise DeadlineError(f"the cluster was not ready within {READY_TIMEOUT_S:.0f} s; logs are in {cluster.log_dir}")
         screen.show(cluster)
+
+
+def _without_password(url: str) -> str:
+    """A cluster URL as it is; one that holds a password without what may be secret."""
+    from kvpool.cluster.url import parse_cluster_url
+
+    parsed = parse_cluster_url(url)
+    secret = "password" in parsed.login or "password" in parsed.sentinel_login
+    return f"{parsed.name} at {parsed.where}" if secret else url
 
 
 class PlainScreen:

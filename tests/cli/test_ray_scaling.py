@@ -2,9 +2,12 @@
 
 import pytest
 
-from kvpool.cli.ray.samples import mean_since, ttft_totals
+from kvpool.cli.ray.samples import Sampler, group_sample, mean_since, ttft_totals
 from kvpool.cli.ray.scaling import GroupScale, Limits, Rules, Sample
-from kvpool.errors import ConfigError
+from kvpool.cli.snapshot import Snapshot, WorkerReport
+from kvpool.cluster import Member
+from kvpool.errors import ConfigError, UnavailableError
+from kvpool.request import WorkerStatus
 
 RULES = Rules(requests_each=2, ttft_s=1.0, up_after_s=5, down_after_s=60)
 
@@ -117,3 +120,56 @@ def test_mean_is_of_what_is_new() -> None:
     assert mean_since({"a/1": (6.5, 4)}, {"a/2": (90.0, 9)}) is None
     assert mean_since({"a/1": (1, 1)}, {"a/1": (2, 2), "b/1": (90, 9)}) == pytest.approx(1.0)
     assert mean_since({}, {}) is None
+
+
+def _worker(role: str, number: int, *, active: int = 0, queued: int = 0, answers: bool = True) -> WorkerReport:
+    status = WorkerStatus(
+        role=role,
+        model="m",
+        active_requests=active,
+        queued_requests=queued,
+        finished_requests=0,
+        failed_requests=0,
+        prefill_tokens_per_s=0.0,
+        resident_tokens=0,
+        reaches={},
+    )
+    member = Member(role=role, id=f"{number:032x}", incarnation=1, address="127.0.0.1:1")
+    return WorkerReport(member=member, status=status if answers else None, error="" if answers else "no answer")
+
+
+def test_sample_of_a_group_adds_up_those_who_answer() -> None:
+    """A worker that is silent is one that has yet to arrive; other roles don't count."""
+    workers = (
+        _worker("decode", 1, active=2, queued=3),
+        _worker("decode", 2, active=1),
+        _worker("decode", 3, answers=False),
+        _worker("prefill", 4, active=9),
+    )
+    snapshot = Snapshot(nodes=(), workers=workers, routers=())
+    assert group_sample(snapshot, "decode", at_s=7.0, ttft_s=0.5) == Sample(at_s=7.0, workers=2, requests=6, ttft_s=0.5)
+
+
+def test_sampler_tells_what_is_new_since_the_last_look() -> None:
+    """The routers' totals grow for ever; a router that does not answer for a while is no reason to fail, or to count twice."""
+    router = Member(role="router", id="0" * 32, incarnation=1, address="127.0.0.1:2", info={"url": "http://r"})
+    answers = {"sum": 6.5, "count": 4.0}
+    asked: list[str] = []
+
+    def get(url: str) -> str:
+        asked.append(url)
+        if not answers:
+            raise UnavailableError("gone")
+        return "".join(f"kvpool_router_time_to_first_token_seconds_{name} {value}\n" for name, value in answers.items())
+
+    sampler = Sampler(get)
+    assert sampler.sample((router,), ("prefill",))["prefill"].ttft_s is None
+    answers = {"sum": 8.5, "count": 8.0}
+    sample = sampler.sample((router,), ("prefill", "decode"))
+    assert {role: one.ttft_s for role, one in sample.items()} == {"prefill": 0.5, "decode": 0.5}
+    assert (sample["prefill"].workers, sample["prefill"].requests) == (0, 0)
+    answers = {}
+    assert sampler.sample((router,), ("prefill",))["prefill"].ttft_s is None
+    answers = {"sum": 99.0, "count": 10.0}
+    assert sampler.sample((router,), ("prefill",))["prefill"].ttft_s is None
+    assert asked == ["http://r/metrics"] * 4

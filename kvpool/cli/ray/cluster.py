@@ -19,6 +19,7 @@ from kvpool.cli.ray.samples import Sampler
 from kvpool.cli.ray.scaling import GroupScale, Limits, Rules
 from kvpool.cli.ray.table import RayTable
 from kvpool.cli.supervisor import LocalCluster
+from kvpool.cluster.url import parse_cluster_url
 from kvpool.errors import ConfigError
 
 SAMPLE_EVERY_S = 2.0
@@ -51,7 +52,9 @@ class RayCluster(LocalCluster):
         if engine.local and membership_url is not None:
             raise ConfigError("--ray local runs its own membership server; --cluster is for the address of a Ray cluster")
         if not engine.local and membership_url is None:
-            raise ConfigError(f"the workers of --ray {address} have to meet somewhere: --cluster redis://HOST:PORT/0?cluster=NAME")
+            raise ConfigError(f"the members of --ray {address} have to meet somewhere: --cluster redis://HOST:PORT/0?cluster=NAME")
+        if membership_url is not None and parse_cluster_url(membership_url).kind == "memory":
+            raise ConfigError("an in-memory cluster ends at this process; --cluster needs a server that every host reaches")
         self._scales = {} if limits is None else _scales(options, limits)
         self._ray_table: RayTable | None = None
         self._sampler = Sampler()

@@ -129,7 +129,10 @@ class RayTable:
                 self._begin(slot)
             for slot in slots[count:]:
                 self._slots.remove(slot)
-                self._retiring.append((slot, slot.actor.stop.remote(RETIRE_GRACE_S)))
+                if slot.state == "running":
+                    self._retiring.append((slot, slot.actor.stop.remote(RETIRE_GRACE_S)))
+                else:
+                    self._engine.ray.kill(slot.actor, no_restart=True)  # it has yet to start: it is called off
 
     def hurry(self) -> None:
         """Make a `stop` under way, or to come, kill at once what hasn't ended."""
@@ -188,7 +191,9 @@ class RayTable:
                 looks |= {slot.actor.look.remote(): (slot, time.monotonic()) for slot in self._slots if id(slot) not in asked}
             done, _ = ray.wait(list(looks), num_returns=len(looks), timeout=LOOK_EVERY_S)
             for reference in done:
-                self._seen(*looks.pop(reference), reference)
+                slot, asked_s = looks.pop(reference)
+                if slot in self._slots:
+                    self._seen(slot, asked_s, reference)
             self._finish_retired()
             self._stopping.wait(LOOK_EVERY_S)
 
