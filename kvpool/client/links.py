@@ -64,6 +64,11 @@ class Links:
         """True for a while after `ref` failed: it still owns its blocks, but is not asked."""
         return self.health.resting(ref, time.monotonic_ns())
 
+    def connected(self, ref: NodeRef) -> bool:
+        """True when the connection to `ref` is open."""
+        task = self._open.get(ref)
+        return task is not None and task.done()
+
     def slow(self, ref: NodeRef) -> bool:
         """True while a call to `ref` takes longer than it should: others are asked first."""
         return self.health.overdue(ref, time.monotonic_ns())

@@ -2,7 +2,8 @@
 
 A block that some of its nodes have is written to those that lack it. A node that is late with its answer is not waited for once every
 block has another place: what it grants later is given back, and the nodes repair the copy among themselves. Since that is work, a write
-waits longer than a read would, half a second, unless the node was late already when the write began.
+waits longer than a read would, half a second and for a new connection as long as it takes, unless the node was late already when the
+write began.
 """
 
 import asyncio
@@ -123,8 +124,9 @@ async def _ask_each(
     """Ask all at once and `take` each answer. Once every position is `served`, whoever is overdue is left behind."""
 
     def start(node_id: str, positions: list[int]) -> tuple[Call, int]:
-        until_ns = 0 if core.links.slow(refs[node_id]) else time.monotonic_ns() + PATIENCE_NS
         timeout_s = min(CONTROL_S, max(seconds_left(deadline_ns), 0.001))
+        patience_ns = PATIENCE_NS if core.links.connected(refs[node_id]) else int(timeout_s * SECOND)
+        until_ns = 0 if core.links.slow(refs[node_id]) else time.monotonic_ns() + patience_ns
         begun = call(core, refs[node_id], positions, lambda link, limit_s: ask(link, positions, limit_s), timeout_s)
         return begun, max(begun.overdue_ns, until_ns)
 
