@@ -18,7 +18,7 @@ from random import Random
 
 import numpy as np
 
-from kvpool.tier.ssd.disk import PAGE, Piece
+from kvpool.tier.ssd.disk import PAGE, AtOnce, Piece, Transfers
 
 _TEAR = 64  # finer than any device tears, so that small records are torn too
 _AIMS = 64
@@ -141,6 +141,10 @@ class SimDisk:
         """Fill pieces."""
         self.lost_ns += self.faults.slow_ns
         return [self._read(piece) for piece in pieces]
+
+    def transfers(self, depth: int) -> Transfers:
+        """One after the other."""
+        return AtOnce(self)
 
     def sync(self, name: str) -> int:
         """Make pages survive; when it fails they are dropped, and no later sync will write them."""

@@ -10,6 +10,7 @@ from kvpool.tier.ssd.disk import Disk
 from kvpool.tier.ssd.format import encode_group
 from kvpool.tier.ssd.health import Health
 from kvpool.tier.ssd.index import Held, LogIndex, Segment
+from kvpool.tier.ssd.reader import Fetched
 from kvpool.tier.ssd.tier import SsdTier
 
 
@@ -54,12 +55,12 @@ def _torn_adopted() -> Sequence[Patch]:
 
 
 def _checksum_ignored() -> Sequence[Patch]:
-    read = SsdTier._read
+    is_right = SsdTier._is_right
 
-    def trusting(self: SsdTier, held: Held, *arguments: Any) -> bool | None:
-        return read(self, held, *arguments) is not None
+    def trusting(self: SsdTier, held: Held, got: Fetched) -> bool | None:
+        return is_right(self, held, got) is not None
 
-    return [(SsdTier, "_read", trusting)]
+    return [(SsdTier, "_is_right", trusting)]
 
 
 def _tombstones_ignored() -> Sequence[Patch]:

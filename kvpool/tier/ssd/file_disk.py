@@ -1,27 +1,31 @@
-"""A directory of a file system as a `Disk`: O_DIRECT where the file system allows it, `preadv`/`pwritev` that release the GIL.
+"""A directory of a file system as a `Disk`: O_DIRECT where the file system allows it, many transfers at once where the kernel does.
 
 Theory. The page cache would hold a second copy of what the DRAM tier holds, and would let a write look finished long before it is; so
 transfers bypass it. tmpfs and some network file systems refuse O_DIRECT: then the same calls go through the page cache, and `direct` says
-so. Transfers run in the thread that asks; depth comes from asking in several threads (see `lanes`). Pieces that follow one another in one
-file go out as one system call.
+so. `transfers` are the kernel's own asynchronous ones (see `aio`). Where it has none, or has none left to give, they are `preadv` and
+`pwritev` in threads, and `asynchronous` says so. `write` and `read` run in the thread that asks; pieces that follow one another in one file
+go out as one system call.
 
 One process at a time owns a directory: an exclusive `flock` on the directory itself, which works without write permission, leaves no
-file behind and ends with the process however it ends. Descriptors are opened on first use and at most `MAX_OPEN` of them stay open.
+file behind and ends with the process however it ends.
 """
 
 import errno
 import fcntl
+import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from kvpool.errors import ConfigError
-from kvpool.tier.ssd.disk import Piece
+from kvpool.tier.ssd.aio import KernelTransfers
+from kvpool.tier.ssd.disk import Piece, Transfers
+from kvpool.tier.ssd.handles import Handles
+from kvpool.tier.ssd.pooled import PooledTransfers
 
-MAX_OPEN: Final = 128
+log = logging.getLogger(__name__)
+
 _MAX_VECTORS: Final = 256
 
 
@@ -30,11 +34,12 @@ class FileDisk:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).absolute()
-        self._lock = threading.Lock()
-        self._open: OrderedDict[str, _Handle] = OrderedDict()
         self._directory = _lock_directory(self.directory)
         self.direct = _takes_direct(self.directory)
         """Whether transfers bypass the page cache."""
+        self.asynchronous = self.direct
+        """Whether the kernel carries out `transfers` by itself: False once they had to be given to threads."""
+        self._handles = Handles(self.directory, direct=self.direct)
 
     def names(self) -> list[str]:
         """The regular files there, sorted. Raises `OSError`."""
@@ -55,13 +60,13 @@ class FileDisk:
 
     def remove(self, name: str) -> None:
         """Raises `OSError`."""
-        self._forget(name)
+        self._handles.forget(name)
         (self.directory / name).unlink()
 
     def rename(self, old: str, new: str) -> None:
         """Move `old` over `new`. Raises `OSError`."""
-        self._forget(old)
-        self._forget(new)
+        self._handles.forget(old)
+        self._handles.forget(new)
         (self.directory / old).rename(self.directory / new)
 
     def size(self, name: str) -> int:
@@ -76,14 +81,25 @@ class FileDisk:
         """Per piece 0 or an errno; ENODATA past the end of the file."""
         return self._each(pieces, writing=False)
 
+    def transfers(self, depth: int) -> Transfers:
+        """Up to `depth` at once."""
+        if self.direct:
+            try:
+                return KernelTransfers(self._handles, depth, self._carry_out)
+            except OSError as error:
+                if self.asynchronous:
+                    log.warning("ssd: no asynchronous transfers from the kernel (%s); threads carry them out", error.strerror)
+                self.asynchronous = False
+        return PooledTransfers(depth, self._carry_out)
+
     def sync(self, name: str) -> int:
         """0 or the errno of `fdatasync`."""
         try:
-            handle = self._take(name)
+            handle = self._handles.take(name)
             try:
                 os.fdatasync(handle.descriptor)
             finally:
-                self._give(handle)
+                self._handles.give(handle)
         except OSError as error:
             return error.errno or errno.EIO
         return 0
@@ -94,12 +110,13 @@ class FileDisk:
 
     def close(self) -> None:
         """Close every descriptor and drop the lock; twice is fine. A transfer still running closes its own when it ends."""
-        with self._lock:
-            for name in list(self._open):
-                self._drop(name)
-            if self._directory >= 0:
-                os.close(self._directory)
-                self._directory = -1
+        self._handles.close()
+        directory, self._directory = self._directory, -1
+        if directory >= 0:
+            os.close(directory)
+
+    def _carry_out(self, piece: Piece, writing: bool) -> int:
+        return self._run([piece], writing=writing)
 
     def _each(self, pieces: Sequence[Piece], *, writing: bool) -> list[int]:
         if len(pieces) == 1:
@@ -112,61 +129,14 @@ class FileDisk:
     def _run(self, run: Sequence[Piece], *, writing: bool) -> int:
         """Transfer pieces that follow one another in one file; an errno."""
         try:
-            handle = self._take(run[0].name, writing=writing)
+            handle = self._handles.take(run[0].name, writing=writing)
             try:
                 _transfer(handle.descriptor, run, writing=writing)
             finally:
-                self._give(handle)
+                self._handles.give(handle)
         except OSError as error:
             return error.errno or errno.EIO
         return 0
-
-    def _take(self, name: str, *, writing: bool = False) -> "_Handle":
-        """The file's open descriptor, not closed before it is given back. Raises `OSError`."""
-        with self._lock:
-            if self._directory < 0:
-                raise OSError(errno.EBADF, "the disk is closed")
-            handle = self._open.get(name)
-            if handle is not None and writing and not handle.writable:  # opened while that wasn't allowed; it may be now
-                self._drop(name)
-                handle = None
-            if handle is None:
-                handle = self._open[name] = _Handle(*_open_file(self.directory / name, direct=self.direct))
-                for other in list(self._open)[: max(0, len(self._open) - MAX_OPEN)]:
-                    self._drop(other)
-            else:
-                self._open.move_to_end(name)
-            if writing and not handle.writable:
-                raise OSError(errno.EROFS, "the file can only be read")
-            handle.users += 1
-            return handle
-
-    def _give(self, handle: "_Handle") -> None:
-        with self._lock:
-            handle.users -= 1
-            if handle.doomed and not handle.users:
-                os.close(handle.descriptor)
-
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            if name in self._open:
-                self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        """Close the file's descriptor now, or when its last user is done. The lock is held."""
-        handle = self._open.pop(name)
-        handle.doomed = True
-        if not handle.users:
-            os.close(handle.descriptor)
-
-
-class _Handle:
-    """An open descriptor, how many transfers use it, and whether the last of them closes it."""
-
-    __slots__ = ("descriptor", "doomed", "users", "writable")
-
-    def __init__(self, descriptor: int, writable: bool) -> None:
-        self.descriptor, self.writable, self.users, self.doomed = descriptor, writable, 0, False
 
 
 def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -230,14 +200,3 @@ def _takes_direct(directory: Path) -> bool:
             except OSError:
                 return False
     return False
-
-
-def _open_file(path: Path, *, direct: bool) -> tuple[int, bool]:
-    """A descriptor for reading and writing, or for reading only where writing isn't allowed, and which."""
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECT if direct else 0)
-    try:
-        return os.open(path, os.O_RDWR | flags), True
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise
-        return os.open(path, os.O_RDONLY | flags), False

@@ -1,14 +1,9 @@
-"""Threads that transfer, and page-aligned memory for them.
+"""Threads for what must not hold up the one that transfers, and page-aligned memory.
 
-Theory. O_DIRECT wants page-aligned memory, and frames in an arena are aligned to 64 bytes only, so bytes pass through a fixed set of
-staging buffers. A lane spends its time inside a system call, a hash or a copy, all of which release the GIL; depth comes from several
-lanes. With no lanes everything runs in the calling thread, in order: what a simulation wants.
-
-Writes and reads have lanes of their own, so that a long put does not hold up a get, and neither waits for a buffer that something queued
-behind it holds."""
+Theory. Transfers go out by `Transfers`, many at once from one thread. A lane is for the calls that have no such way: a sync, erasing a
+page, reading the headers of a segment. With no lanes everything runs in the calling thread, in order: what a simulation wants."""
 
 import mmap
-import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -17,16 +12,14 @@ import numpy as np
 
 from kvpool.clock import Clock
 from kvpool.tier.pages import Bytes, ask_for_huge_pages
-from kvpool.tier.ssd.disk import PAGE
 from kvpool.units import MIB, SECOND
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-STAGE_BYTES: Final = MIB
-"""Bytes of data that one staging buffer takes; it has two pages more, for the parts of pages around them."""
 MAX_WAIT_S: Final = 60.0
-"""The longest wait for a lock or a buffer, whatever the deadline."""
+"""The longest wait for a lock, whatever the deadline."""
+_HUGE: Final = 2 * MIB
 
 
 def patience(clock: Clock, deadline_ns: int) -> float:
@@ -35,42 +28,32 @@ def patience(clock: Clock, deadline_ns: int) -> float:
 
 
 def aligned(nbytes: int) -> Bytes:
-    """Page-aligned zeroed memory, at least one byte; freed with the last view of it."""
-    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    """Page-aligned zeroed memory, at least one byte; freed with the last view of it. Private, for shared memory gets no huge pages."""
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+def staging(count: int, nbytes: int) -> list[Bytes]:
+    """`count` page-aligned buffers of `nbytes`, whole pages, in huge pages where there are any: the kernel has fewer to pin."""
+    memory = aligned(count * nbytes + _HUGE)
+    first = -memory.ctypes.data % _HUGE
+    memory = memory[first : first + count * nbytes]
+    ask_for_huge_pages(memory)
+    return [memory[at : at + nbytes] for at in range(0, memory.size, nbytes)]
 
 
 class Lanes:
-    """`count` threads for writes and `count` for reads, a staging buffer for each and two more; 0: no threads, two buffers."""
+    """`count` threads; 0: none."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ThreadPoolExecutor(count, "kvpool-ssd-read") if count else None
-        self._writes = ThreadPoolExecutor(count, "kvpool-ssd-write") if count else None
-        self._stages: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-        self.stages = 2 * count + 2
-        size = STAGE_BYTES + 2 * PAGE
-        memory = aligned(self.stages * size)
-        ask_for_huge_pages(memory)  # the kernel pins fewer of them for each transfer
-        for at in range(0, memory.size, size):
-            self._stages.put(memory[at : at + size])
-
-    def take(self, timeout: float) -> Bytes | None:
-        """A staging buffer, to be given back; None when none was free within `timeout` seconds."""
-        try:
-            return self._stages.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def give(self, stage: Bytes) -> None:
-        """A buffer from `take` is free again."""
-        self._stages.put(stage)
+        self._pool = ThreadPoolExecutor(count, "kvpool-ssd") if count else None
 
     def start(self, work: Callable[[], R]) -> "Future[R]":
-        """Run a write in a lane, or now without lanes; what it raises comes out of the future (now without lanes).
+        """Run it in a lane, or now without lanes; what it raises comes out of the future (now without lanes).
 
         It must wait for no other."""
-        if self._writes is not None:
-            return self._writes.submit(work)
+        if self._pool is not None:
+            return self._pool.submit(work)
         done: Future[R] = Future()
         done.set_result(work())
         return done
@@ -94,6 +77,5 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, after what they do now; doesn't wait for them."""
-        for pool in (self._pool, self._writes):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -16,7 +16,7 @@ from kvpool.tier.ssd.disk import Disk
 from kvpool.tier.ssd.format import Group, Place, RecordItem
 from kvpool.tier.ssd.index import Held, LogIndex, Segment, last_ns
 from kvpool.tier.ssd.lanes import Lanes
-from kvpool.tier.ssd.reader import Reader
+from kvpool.tier.ssd.reader import Reader, Wanted
 from kvpool.tier.ssd.scan import Scan, scan_segment, slot_name, slot_of
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def recover(
     gone = [scan.slot for scan in scans[: len(scans) - len(kept)]]
     gone += [free.pop() for _ in range(min(len(free), max(0, len(kept) + len(free) + unreadable - max_slots)))]
     taken |= _remove(disk, gone)
-    replay = _Replay(index, disk, lanes, reader, now_ms, now_ns)
+    replay = _Replay(index, reader, now_ms, now_ns)
     for scan in kept:
         replay.segment(scan, check=scan is kept[-1])
     entries = list(index.entries())
@@ -125,10 +125,10 @@ def _remove(disk: Disk, slots: list[int]) -> set[int]:
 
 
 class _Replay:
-    def __init__(self, index: LogIndex, disk: Disk, lanes: Lanes, reader: Reader, now_ms: int, now_ns: int) -> None:
+    def __init__(self, index: LogIndex, reader: Reader, now_ms: int, now_ns: int) -> None:
         self.torn = self.corrupt = self.removed = self.expired = self.surplus = 0
         self.repairs: list[Group] = []
-        self._index, self._disk, self._lanes, self._reader = index, disk, lanes, reader
+        self._index, self._reader = index, reader
         self._now_ms, self._now_ns = now_ms, now_ns
 
     def segment(self, scan: Scan, *, check: bool) -> None:
@@ -167,8 +167,6 @@ class _Replay:
     def _wrong(self, slot: int, group: Group) -> list[bool]:
         """Per record whether its data are not what the header says. One that can't be read now is left for its first reader to judge."""
 
-        def check(item: RecordItem) -> bool:
-            got = self._reader.fetch(slot, group.offset + item.at, item.length, None, NEVER_NS)
-            return not got.failure and got.checksum != item.checksum
-
-        return self._lanes.each(check, group.records)
+        wanted = [Wanted(slot, group.offset + item.at, item.length, None) for item in group.records]
+        found = zip(group.records, self._reader.fetch(wanted, NEVER_NS), strict=True)
+        return [not got.failure and got.checksum != item.checksum for item, got in found]

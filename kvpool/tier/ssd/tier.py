@@ -25,9 +25,9 @@ from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd.disk import PAGE, Disk
 from kvpool.tier.ssd.file_disk import FileDisk
 from kvpool.tier.ssd.format import MAX_SEGMENT_BYTES, Super, item_bytes
-from kvpool.tier.ssd.index import Held, LogIndex, Segment
+from kvpool.tier.ssd.index import Held, LogIndex
 from kvpool.tier.ssd.lanes import Lanes, patience
-from kvpool.tier.ssd.reader import Reader
+from kvpool.tier.ssd.reader import Fetched, Reader, Wanted
 from kvpool.tier.ssd.recover import recover
 from kvpool.tier.ssd.root import check_segment_bytes, read_super
 from kvpool.tier.ssd.writer import Writer
@@ -44,7 +44,8 @@ _MAX_NUMBER: Final = 1 << 63
 
 
 class SsdTier:
-    """A durable tier on one `Disk`. See `SsdTier.open` for a directory. `lanes` threads transfer; 0: none, all in the caller's thread."""
+    """A durable tier on one `Disk`. See `SsdTier.open` for a directory. `lanes`: transfers at once, and threads for what holds one
+    up; 0: one after the other, all in the caller's thread."""
 
     name = "ssd"
     durable = True
@@ -66,7 +67,7 @@ class SsdTier:
         self._disk, self._clock, self._wall_ms = disk, clock or MonotonicClock(), wall_ms
         self._lanes = Lanes(lanes)
         self._index = LogIndex(max_objects)
-        self._reader = Reader(disk, self._lanes, self._clock)
+        self._reader = Reader(disk, lanes, self._clock)
         max_slots = capacity_bytes // segment_bytes
         try:
             block = read_super(disk)
@@ -77,6 +78,7 @@ class SsdTier:
                 segment_bytes=segment_bytes, max_slots=max_slots, now_ms=wall_ms(), now_ns=self._clock.now_ns(),
             )  # fmt: skip
         except OSError as error:
+            self._reader.close()
             raise ConfigError(f"can't read the SSD log: {error}; check the directory and the device below it") from error
         self.recovery = found.recovery
         """What was found."""
@@ -127,6 +129,11 @@ class SsdTier:
         """Whether transfers bypass the page cache."""
         return isinstance(self._disk, FileDisk) and self._disk.direct
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the kernel carries out many transfers at once by itself; else threads do."""
+        return isinstance(self._disk, FileDisk) and self._disk.asynchronous
+
     def put(self, records: Sequence[Record], deadline_ns: int) -> list[bool]:
         """See `Tier.put`. One group of records is one sync; a long batch takes several."""
         for record in records:
@@ -150,7 +157,9 @@ class SsdTier:
                     for at, (pin, (_, into)) in enumerate(zip(pinned, wanted, strict=True))
                     if pin is not None and pin[0].entry.length == into.size and self._alive(pin[0])
                 ]
-                good = self._lanes.each(lambda job: self._read(job[1], job[2], job[3], deadline_ns) is True, jobs)
+                wants = [Wanted(segment.slot, held.place.offset, into.size, into) for _, held, segment, into in jobs]
+                read = self._reader.fetch(wants, deadline_ns)
+                good = [self._is_right(job[1], got) is True for job, got in zip(jobs, read, strict=True)]
             finally:
                 self._index.unpin(pin[1] for pin in pinned if pin is not None)
             hits = [job for job, ok in zip(jobs, good, strict=True) if ok]
@@ -208,7 +217,9 @@ class SsdTier:
             if pin is None:
                 return None
             try:
-                return self._read(*pin, None, NEVER_NS)
+                held, segment = pin
+                want = Wanted(segment.slot, held.place.offset, held.entry.length, None)
+                return self._is_right(held, self._reader.fetch([want], NEVER_NS)[0])
             finally:
                 self._index.unpin([pin[1]])
 
@@ -221,6 +232,7 @@ class SsdTier:
             counters = dict(self._counters)
         counters |= self._writer.counters()
         counters |= {"dead_bytes": dead, "read_errors": self._reader.total_failures, "buffered_io": int(not self.direct)}
+        counters["threaded_io"] = int(not self.asynchronous)
         return TierBooks(
             capacity_bytes=self._capacity,
             used_bytes=used,
@@ -243,8 +255,10 @@ class SsdTier:
         if self._writing.acquire(timeout=patience(self._clock, deadline_ns)):
             try:
                 self._writer.flush_tombstones(deadline_ns)
+                self._writer.close()
             finally:
                 self._writing.release()
+        self._reader.close()
         self._lanes.close()
         self._disk.close()
 
@@ -274,9 +288,8 @@ class SsdTier:
             self._count(expired=1)
         return False
 
-    def _read(self, held: Held, segment: Segment, into: Bytes | None, deadline_ns: int) -> bool | None:
-        """Whether the pinned record's data are right (and in `into` now); one that is corrupt is dropped. None: it could not be read."""
-        got = self._reader.fetch(segment.slot, held.place.offset, held.entry.length, into, deadline_ns)
+    def _is_right(self, held: Held, got: Fetched) -> bool | None:
+        """Whether a record's data came and are right; one that is corrupt is dropped. None: it could not be read."""
         if got.failure:
             if got.failure != errno.ETIMEDOUT:
                 log.warning("ssd: can't read %s: errno %d", held.entry.key.hex(), got.failure)

@@ -5,7 +5,8 @@ when the tail is full, and tells the index after each sync. What fails is said t
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
@@ -20,7 +21,7 @@ from kvpool.tier.ssd.format import Place, Super, Tombstone, header_bytes, up
 from kvpool.tier.ssd.health import Health
 from kvpool.tier.ssd.index import Held, LogIndex, Segment
 from kvpool.tier.ssd.lanes import Lanes
-from kvpool.tier.ssd.reader import Reader
+from kvpool.tier.ssd.reader import Reader, Wanted
 from kvpool.tier.ssd.recover import Recovered
 from kvpool.tier.ssd.root import NAME, write_super
 from kvpool.tier.ssd.segments import Segments
@@ -48,7 +49,7 @@ class Writer:
         wall_ms: Callable[[], int],
     ) -> None:
         self.health = Health(clock, reader)
-        self._disk, self._lanes, self._index, self._reader, self._clock = disk, lanes, index, reader, clock
+        self._disk, self._index, self._reader, self._clock = disk, index, reader, clock
         self._appender = Appender(disk, lanes, clock, block, wall_ms)
         self._segments = Segments(
             disk, lanes, index, clock, found, segment_bytes=block.segment_bytes, max_slots=max_slots, life=block.incarnation
@@ -78,31 +79,9 @@ class Writer:
     def write(self, records: Sequence[Record], deadline_ns: int) -> list[Held]:
         """Store records the index doesn't have, none larger than a segment takes; those that are stored."""
         stored: list[Held] = []
-        if not self.ready(deadline_ns):
-            return stored
-        todo = list(records)
-        going: Started | None = None
-        while todo and self._clock.now_ns() < deadline_ns:
-            tombstones = self._some_tombstones(0 if going is None else len(going.tombstones))
-            count = 0 if going is None else fitting(todo, len(tombstones), self._segments.room() - going.total)
-            if not count:
-                if going is not None and not self._complete(going, stored, deadline_ns):
-                    return stored
-                going = None
-                fits = self._fit(todo, tombstones, deadline_ns)
-                if fits is None:
-                    return stored
-                count = fits
-            if not count:
-                todo.pop(0)  # too large beside what had to be copied
-                continue
-            started = self._start(going, todo[:count], tombstones, deadline_ns)
-            if going is not None and not self._complete(going, stored, deadline_ns):
-                self._appender.abandon(started)
-                return stored
-            going, todo = started, todo[count:]
-        if going is not None:
-            self._complete(going, stored, deadline_ns)
+        if self.ready(deadline_ns):
+            with self._whole():
+                self._write(records, stored, deadline_ns)
         return stored
 
     def bury(self, dropped: Sequence[Held]) -> None:
@@ -115,8 +94,9 @@ class Writer:
         """Write the tombstones that wait, as far as the device and the deadline allow."""
         while self._pending and self.ready(deadline_ns):
             tombstones = self._some_tombstones(0)
-            if self._fit([], tombstones, deadline_ns) is None or not self._group([], tombstones, deadline_ns):
-                return
+            with self._whole():
+                if self._fit([], tombstones, deadline_ns) is None or not self._group([], tombstones, deadline_ns):
+                    return
 
     def ready(self, deadline_ns: int) -> bool:
         """Whether to write now: the device takes writes, or is worth a try again, and the deadline is not over. By the writer only."""
@@ -127,6 +107,44 @@ class Writer:
             if self._reader.probe(NAME):
                 return False
         return self._prepare()
+
+    def close(self) -> None:
+        """Give back what the disk was asked for. Not while anything is written."""
+        self._appender.close()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Nothing of a call is left under way behind it, whatever is raised: its records' memory is the caller's again."""
+        try:
+            yield
+        except BaseException:
+            self._appender.stop()
+            raise
+
+    def _write(self, records: Sequence[Record], stored: list[Held], deadline_ns: int) -> None:
+        todo = list(records)
+        going: Started | None = None
+        while todo and self._clock.now_ns() < deadline_ns:
+            tombstones = self._some_tombstones(0 if going is None else len(going.tombstones))
+            count = 0 if going is None else fitting(todo, len(tombstones), self._segments.room() - going.total)
+            if not count:
+                if going is not None and not self._complete(going, stored, deadline_ns):
+                    return
+                going = None
+                fits = self._fit(todo, tombstones, deadline_ns)
+                if fits is None:
+                    return
+                count = fits
+            if not count:
+                todo.pop(0)  # too large beside what had to be copied
+                continue
+            started = self._start(going, todo[:count], tombstones, deadline_ns)
+            if going is not None and not self._complete(going, stored, deadline_ns):
+                self._appender.abandon(started)
+                return
+            going, todo = started, todo[count:]
+        if going is not None:
+            self._complete(going, stored, deadline_ns)
 
     def _prepare(self) -> bool:
         """Write what must be on the disk before this life writes groups: its number, and the last group again.
@@ -225,8 +243,7 @@ class Writer:
         return 0
 
     def _copy_some(self, source: Segment, tail: Segment, batch: Sequence[Held], deadline_ns: int) -> int:
-        read = self._lanes.each(lambda held: self._fetch(source, held, deadline_ns), batch)
-        found = [(held, record) for held, record in zip(batch, read, strict=True) if record is not None]
+        found = self._fetch(source, batch, deadline_ns)
         if self._clock.now_ns() >= deadline_ns:
             return errno.ETIMEDOUT
         found = found[: fitting([record for _, record in found], 0, self._segments.room())]
@@ -239,11 +256,16 @@ class Writer:
         self.bury([copy for (held, _), copy in zip(found, copies, strict=True) if not self._index.move(held, copy)])
         return 0
 
-    def _fetch(self, source: Segment, held: Held, deadline_ns: int) -> Record | None:
-        entry = held.entry
-        data = np.empty(entry.length, np.uint8)
-        got = self._reader.fetch(source.slot, held.place.offset, entry.length, data, deadline_ns)
-        if got.failure or got.checksum != held.checksum:
-            self._counts["copy_failed"] += 1  # it leaves with its segment
-            return None
-        return Record(entry.key, entry.parent, entry.depth, data, entry.expires_ms, entry.sequence, entry.tenant)
+    def _fetch(self, source: Segment, batch: Sequence[Held], deadline_ns: int) -> list[tuple[Held, Record]]:
+        """Those that can be read and are right; the others leave with their segment."""
+        data = [np.empty(held.entry.length, np.uint8) for held in batch]
+        wanted = [Wanted(source.slot, held.place.offset, into.size, into) for held, into in zip(batch, data, strict=True)]
+        found: list[tuple[Held, Record]] = []
+        for held, into, got in zip(batch, data, self._reader.fetch(wanted, deadline_ns), strict=True):
+            entry = held.entry
+            if got.failure or got.checksum != held.checksum:
+                self._counts["copy_failed"] += 1
+            else:
+                record = Record(entry.key, entry.parent, entry.depth, into, entry.expires_ms, entry.sequence, entry.tenant)
+                found.append((held, record))
+        return found

@@ -8,7 +8,7 @@ import pytest
 
 from kvpool.errors import ConfigError
 from kvpool.tier.ssd import PAGE, FileDisk, Piece
-from kvpool.tier.ssd.file_disk import MAX_OPEN
+from kvpool.tier.ssd.handles import MAX_OPEN
 from kvpool.tier.ssd.lanes import aligned
 
 
