@@ -14,6 +14,7 @@ import kvpool.wire.gen
 from kvpool.clock import MonotonicClock
 from kvpool.errors import AccessError, ConfigError, LimitError
 from kvpool.policy.rates import Rates, TenantLimits
+from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.security.audit import AuditLog
 from kvpool.security.principal import ANYBODY, Right
 from kvpool.security.tokens import TokenTable, new_token, revoke
@@ -24,6 +25,8 @@ from kvpool.wire.channel import bind, make_server
 from kvpool.wire.credentials import Security
 from kvpool.wire.guard import Guard
 from kvpool.wire.status import error_of
+from kvpool.wire.worker_client import WorkerClient
+from kvpool.wire.worker_server import add_worker
 
 
 def all_methods() -> set[str]:
@@ -186,3 +189,42 @@ async def test_malformed_authorization_is_refused(served: Served, metadata: Any)
     assert "kvp_" not in str(error)
     assert "dXNl" not in str(error)
     await channel.close()
+
+
+class Idle:
+    """A worker that only says that it lives."""
+
+    def prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
+        raise AssertionError("nobody may ask")
+
+    def decode(self, request: DecodeRequest) -> AsyncIterator[DecodeEvent]:
+        raise AssertionError("nobody may ask")
+
+    async def status(self) -> WorkerStatus:
+        return WorkerStatus(
+            role="decode", model="m", active_requests=0, queued_requests=0, finished_requests=0, failed_requests=0,
+            prefill_tokens_per_s=0.0, resident_tokens=0, reaches={},
+        )  # fmt: skip
+
+
+async def test_worker_takes_requests_from_the_deployment_only(tmp_path: Path) -> None:
+    """Whoever may call it chooses the salt, so a tenant's token must not."""
+    tokens, client = tmp_path / "tokens", {}
+    for name, rights in (("user", ["read", "write"]), ("router", ["worker"])):
+        (tmp_path / name).write_text(new_token(tokens, name=name, tenant=None, rights=rights, now_s=0)[1])
+    guard = Guard(tokens=TokenTable(tokens))
+    server = guard.server()
+    add_worker(server, Idle())
+    address = guard.bind(server, "127.0.0.1:0")
+    await server.start()
+    for name in ("user", "router"):
+        client[name] = WorkerClient(address, Security(token_file=tmp_path / name))
+    with pytest.raises(AccessError, match="needs the right worker"):
+        async for _ in client["user"].prefill(PrefillRequest(request_id="r", prompt=(1,)), 5):
+            pass
+    assert (await client["router"].status(5)).model == "m"
+    with pytest.raises(ConfigError, match="in the clear"):
+        guard.bind(server, "0.0.0.0:0")
+    for one in client.values():
+        await one.close()
+    await server.stop(0)

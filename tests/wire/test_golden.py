@@ -3,10 +3,10 @@
 Field numbers and types are a promise to clients in other languages. Literals are append-only.
 """
 
-from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, StageTimes, TokenSources
+from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, Scope, StageTimes, TokenSources
 from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, Stored, UcxOffer
 from kvpool.wire import convert, convert_work
-from kvpool.wire.gen import peer_pb2, pool_pb2, worker_pb2
+from kvpool.wire.gen import access_pb2, peer_pb2, pool_pb2, worker_pb2
 
 KEY, PARENT = b"\x11" * 32, b"\x22" * 32
 
@@ -137,3 +137,24 @@ def test_decode_requests_on_the_wire() -> None:
     value = convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw))
     assert value == DecodeRequest(request_id="d", prompt=(5, 6), generated=(7,), max_tokens=300, stop_tokens=(2,))
     assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True) == raw
+
+
+def test_scopes_on_the_wire() -> None:
+    """Field 10 of both requests: salt 1, tenant 2; absent for everybody."""
+    scope = blob(10, blob(1, b"\xaa\xbb") + blob(2, b"acme"))
+    sampling = blob(3, double(2, "000000000000f03f"))
+    prefill = worker_pb2.PrefillRequest.FromString(blob(1, b"r") + sampling + scope)
+    assert convert_work.prefill_from_pb(prefill).scope == Scope(salt=b"\xaa\xbb", tenant="acme")
+    value = DecodeRequest(request_id="r", prompt=(1,), max_tokens=1, scope=Scope(salt=b"\xaa\xbb", tenant="acme"))
+    assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True).endswith(scope)
+    assert not convert_work.decode_to_pb(DecodeRequest(request_id="r", prompt=(1,), max_tokens=1)).HasField("scope")
+
+
+def test_who_am_i_on_the_wire() -> None:
+    """name 1, tenant 2 (absent: bound to none), rights 3, salt 4."""
+    raw = blob(1, b"alice") + blob(2, b"acme") + blob(3, b"read") + blob(3, b"write") + blob(4, b"\xaa" * 32)
+    message = access_pb2.WhoAmIResponse(name="alice", tenant="acme", rights=["read", "write"], salt=b"\xaa" * 32)
+    assert message.SerializeToString(deterministic=True) == raw
+    assert not access_pb2.WhoAmIResponse.FromString(blob(1, b"root")).HasField("tenant")
+    rates = access_pb2.SetRatesRequest(tenant="acme", requests_per_s=1.0, bytes_per_s=2.0)
+    assert rates.SerializeToString(deterministic=True) == blob(1, b"acme") + double(2, "000000000000f03f") + double(3, "0000000000000040")

@@ -18,6 +18,7 @@ from kvpool.request import (
     PrefillRequest,
     Published,
     Sampling,
+    Scope,
     StageTimes,
     Started,
     TokenOut,
@@ -41,8 +42,13 @@ STATUS = WorkerStatus(
     resident_tokens=6,
     reaches={"n": "shm"},
 )
-PREFILL = PrefillRequest(request_id="p", prompt=(1, 2, 49151), sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**64 - 1))
-DECODE = DecodeRequest(request_id="d", prompt=(1, 2), generated=(3,), max_tokens=9, stop_tokens=(2,), sampling=Sampling(seed=7))
+SCOPE = Scope(salt=b"\0salt\xff", tenant="acme")
+PREFILL = PrefillRequest(
+    request_id="p", prompt=(1, 2, 49151), sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**64 - 1), scope=SCOPE
+)
+DECODE = DecodeRequest(
+    request_id="d", prompt=(1, 2), generated=(3,), max_tokens=9, stop_tokens=(2,), sampling=Sampling(seed=7), scope=SCOPE
+)
 
 
 class Handler:
