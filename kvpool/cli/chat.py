@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvpool.cli.http import call
+from kvpool.cli.credentials import https_context, security
+from kvpool.cli.http import authorization, call
 from kvpool.errors import DeadlineError, ProtocolError, UnavailableError
+from kvpool.wire.credentials import Security
 
 Message = Mapping[str, str]
 
@@ -99,9 +101,9 @@ class ChatClient:
             raise DeadlineError(f"no event for {self._timeout_s:.0f} s") from error
 
     def _post(self, path: str, body: Mapping[str, Any]) -> http.client.HTTPResponse:
-        parts = urlsplit(self._url)
-        connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80, timeout=self._timeout_s)
-        headers = {"content-type": "application/json", "connection": "close"}
+        credentials = security()
+        headers = {"content-type": "application/json", "connection": "close", **authorization(self._url, credentials)}
+        connection = _connection(self._url, credentials, self._timeout_s)
         try:
             connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
@@ -112,3 +114,11 @@ class ChatClient:
         if response.status != http.client.OK:
             raise UnavailableError(f"{path}: HTTP {response.status}: {response.read(2000).decode(errors='replace')}")
         return response
+
+
+def _connection(url: str, credentials: Security, timeout_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    host = parts.hostname or "127.0.0.1"
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout_s, context=https_context(credentials))
+    return http.client.HTTPConnection(host, parts.port or 80, timeout=timeout_s)

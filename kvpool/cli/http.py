@@ -33,7 +33,7 @@ def get_text(url: str, *, timeout_s: float) -> str:
 
 def _exchange(url: str, data: bytes | None, timeout_s: float, credentials: Security) -> bytes:
     headers = {"Content-Type": "application/json"} if data else {}
-    headers.update(_authorization(url, credentials))
+    headers.update(authorization(url, credentials))
     request = urllib.request.Request(url, data=data, headers=headers)
     try:
         with _opener(url, credentials).open(request, timeout=timeout_s) as answer:
@@ -63,7 +63,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none."""
 
 
-def _authorization(url: str, credentials: Security) -> dict[str, str]:
+def authorization(url: str, credentials: Security) -> dict[str, str]:
     """The token, over TLS or to this machine only."""
     token = credentials.bearer()
     if token is None:

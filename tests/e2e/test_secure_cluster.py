@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.isolation import make_model, site
+from kvpool.cli.chat import ChatClient
 from kvpool.cli.main import cli
 from kvpool.cli.procs import ClusterOptions
 from kvpool.cli.supervisor import LocalCluster
@@ -78,6 +79,16 @@ def test_strangers_and_users_are_kept_to_what_they_may(secured: tuple[LocalClust
     refused = CliRunner().invoke(cli, [*as_user, "quota", "acme", "--remove", "--cluster", cluster.cluster_url])
     assert refused.exit_code == 2
     assert "needs the right admin" in refused.output.replace("\n", " ")
+
+
+def test_commands_talk_to_a_secured_router(secured: tuple[LocalCluster, dict[str, str], Path]) -> None:
+    """With the credentials of the environment, as `kvpool demo` does."""
+    cluster, _, _ = secured
+    client = ChatClient(cluster.url)
+    messages = [{"role": "user", "content": "hello"}]
+    assert client.model() == "model"
+    assert len(client.prompt_tokens(messages)) > 1
+    assert len(client.chat(messages, model="model", max_tokens=3).tokens) >= 1
 
 
 def test_no_secret_in_any_log(secured: tuple[LocalCluster, dict[str, str], Path]) -> None:
