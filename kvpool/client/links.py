@@ -14,7 +14,7 @@ from kvpool.client.choose import AUTO, check_transport, open_reach
 from kvpool.client.health import FAIR_NS, Health, Plane
 from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.cluster.config import ClusterConfig
-from kvpool.errors import ClosedError, DeadlineError, RemoteError, UnavailableError
+from kvpool.errors import AccessError, ClosedError, DeadlineError, LimitError, RemoteError, UnavailableError
 from kvpool.transport import Reach
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
@@ -138,6 +138,10 @@ class Links:
         except TimeoutError as error:
             await self.gave_up(ref, timeout_s)
             raise DeadlineError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
+        except (AccessError, LimitError):
+            self._open.pop(ref, None)
+            self.late(ref)  # it answers, so nothing ails it: no failure in a row, and nothing to report
+            raise
         except RemoteError:
             await self.failed(ref)
             raise

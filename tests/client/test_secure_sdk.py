@@ -18,7 +18,7 @@ from kvpool.node.service import NodeConfig, PoolNode
 from kvpool.security.audit import AuditLog
 from kvpool.security.salt import Salts, tenant_salt
 from kvpool.security.tenants import TenantBook
-from kvpool.security.tokens import TokenTable, new_token
+from kvpool.security.tokens import TokenTable, new_token, revoke
 from kvpool.testing.certificates import Authority
 from kvpool.units import MIB
 from kvpool.wire.admin_client import AdminRpc
@@ -178,3 +178,19 @@ async def test_no_plaintext_on_the_wire(site: Site, tmp_path: Path, secured: boo
     secrets = [marked.tobytes()[:200], key, *(token.encode() for token in site.tokens)]
     assert [secret in tap.seen for secret in secrets] == ([False] * 3 if secured else [True] * 2)
     assert len(tap.seen) > marked.nbytes
+
+
+async def test_refusal_makes_no_node_ill(site: Site) -> None:
+    """A client whose token was revoked finds nothing, and tells nobody that the node is dead."""
+    client = await site.client(site.security("gone", "worker"))
+    assert await client.put(TOKENS, blocks(1)) == 48
+    revoke(site.directory / "tokens", "gone")
+    links = client.pool._core.links
+    (ref,) = links.nodes()
+    assert await client.lookup(TOKENS) == 0
+    await links.failed(ref, reach="shm")  # the connection is lost: each further call has to connect
+    for _ in range(5):
+        with pytest.raises(AccessError, match="revoked"):
+            await links.link(ref, 5)
+    assert list(links.health.ill()) == []
+    await client.close()
