@@ -17,7 +17,7 @@ from kvpool.errors import ClosedError, RemoteError
 from kvpool.node.inventory import Inventory
 from kvpool.node.pushing import Pusher
 from kvpool.policy.hot import HotReads
-from kvpool.policy.placement import place
+from kvpool.policy.placement import blocks_per_extent, place
 from kvpool.pool import PoolState
 
 log = logging.getLogger(__name__)
@@ -54,19 +54,31 @@ class Heat:
             self._task = None
 
     def read(self, keys: Sequence[BlockKey]) -> None:
-        """A reader got these blocks, in the order of their chain."""
+        """A reader got these blocks, in the order of their chain. It is on the way of every read, so only possible heads are looked at."""
         config = self._links.config
         if not config.hot_reads or not keys:
             return
         now_ns, extent_tokens = self._clock.now_ns(), config.extent_tokens
-        for key in keys:
+        start, step = self._stride(keys, extent_tokens)
+        for key in keys[start::step]:
             link = self._pool.link(key)
-            if link is None or link[2] or link[1] % extent_tokens:
-                continue  # not the first of an extent, or only a near copy
+            if link is None or link[2] or self._inventory.head(key, extent_tokens) != key:
+                continue  # gone meanwhile, only a near copy, or not the first of an extent
             if self._reads.read(key, config.hot_reads, now_ns):
                 self.counters["hot_extents"] += 1
                 self._waiting.append((key, [one for one in keys if self._inventory.head(one, extent_tokens) == key]))
                 self._wake.set()
+
+    def _stride(self, keys: Sequence[BlockKey], extent_tokens: int) -> tuple[int, int]:
+        """Where in `keys` the first head may be, and how many blocks from one to the next, if they follow each other in whole extents."""
+        if len(keys) < 2:
+            return 0, 1
+        first, second = self._pool.link(keys[0]), self._pool.link(keys[1])
+        tokens = second[1] - first[1] if first is not None and second is not None else 0
+        if first is None or tokens <= 0:
+            return 0, 1
+        step = blocks_per_extent(tokens, extent_tokens)
+        return -(first[1] // tokens) % step, step
 
     async def _run(self) -> None:
         while True:

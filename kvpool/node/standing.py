@@ -64,13 +64,20 @@ class Standing:
                 over = self._clock.now_ns() - began_ns >= self._links.config.handover_s * SECOND
                 if over:
                     log.warning("node %s becomes active before it has all that is its", self.me.node_id)
-                if over or all(await asyncio.gather(*(self._handed_over(rpcs, ref) for ref in self._others()))):
+                if over or await self._all_handed_over(rpcs):
                     if self.state is NodeState.JOINING:  # nobody has begun to drain it meanwhile
                         self.change(NodeState.ACTIVE)
                     return
                 await asyncio.sleep(_PAUSE_S)
         finally:
             await asyncio.gather(*(rpc.close() for rpc in rpcs.values()))
+
+    async def _all_handed_over(self, rpcs: dict[NodeRef, PeerRpc]) -> bool:
+        try:
+            return all(await asyncio.gather(*(self._handed_over(rpcs, ref) for ref in self._others())))
+        except Exception:
+            log.exception("asking the others what they have for this node failed")
+            return False
 
     def _others(self) -> list[NodeRef]:
         """Nodes that may have something for this one."""

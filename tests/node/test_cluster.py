@@ -237,3 +237,33 @@ async def test_node_that_is_full_is_not_pushed_to_again_and_again(cluster: Clust
         while cluster.side(cluster.nodes[f"{0:032x}"]).balancer.counters["rounds"] < rounds + 3:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert cluster.counters(f"{0:032x}")["pushed"] == pushed
+
+
+async def test_joins_crashes_drains_and_restarts_in_a_row_lose_nothing_under_reads_and_writes(cluster: Cluster) -> None:
+    """With two copies each of them alone costs nothing, and what is written meanwhile ends where it belongs."""
+    await cluster.open(3, copies=2)
+    stored = cluster.chains(20)
+    await cluster.store(stored)
+    load = Load(cluster, stored)
+
+    async def write(count: int) -> None:
+        for _ in range(count):
+            chains = cluster.chains(1, first=1000 + len(stored))
+            await cluster.store(chains)
+            stored.extend(chains)
+
+    await asyncio.gather(write(10), cluster.node("d" * 32))
+    await cluster.settled()
+    await asyncio.gather(write(10), cluster.crash(f"{0:032x}"))
+    await cluster.settled()
+    await asyncio.gather(write(10), cluster.drain(f"{1:032x}"))
+    await cluster.stop(f"{1:032x}")
+    await asyncio.gather(write(10), cluster.node("e" * 32))
+    await cluster.settled()
+    await cluster.stop("d" * 32)
+    await asyncio.gather(write(10), cluster.node("d" * 32))
+    await cluster.settled()
+    await load.stop()
+    assert load.loads > 20
+    assert load.short == 0
+    assert cluster.misplaced(stored, copies=2) == 0
