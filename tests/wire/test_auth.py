@@ -1,5 +1,6 @@
 """Who may call what: the table is complete, and the gate keeps to it."""
 
+import asyncio
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
@@ -65,6 +66,13 @@ class Served:
     limits: dict[str, TenantLimits]
     server: grpc.aio.Server
 
+    async def written(self) -> str:
+        """The audit log, once it has a line: an aborted call is written down just after its caller has heard."""
+        async with asyncio.timeout(20):
+            while not (text := self.audit.read_text()):
+                await asyncio.sleep(0.005)
+        return text
+
     def client(self, *rights: str, tenant: str | None = None, name: str = "alice") -> AccessRpc:
         """A connection with a fresh token."""
         _, token = new_token(self.tokens, name=name, tenant=tenant, rights=rights, now_s=0)
@@ -125,7 +133,7 @@ async def test_right_that_is_missing_is_named(served: Served) -> None:
     with pytest.raises(AccessError, match=r"alice may not call .*SetRates: it needs the right admin"):
         await client.set_rates("acme", requests_per_s=0, bytes_per_s=0, timeout_s=5)
     await client.close()
-    line = served.audit.read_text()
+    line = await served.written()
     assert '"who":"alice"' in line
     assert "PERMISSION_DENIED" in line
 
@@ -136,7 +144,7 @@ async def test_admin_action_is_written_down_with_its_outcome(served: Served) -> 
     with pytest.raises(ConfigError, match="--tenants"):
         await client.set_rates("acme", requests_per_s=5, bytes_per_s=0, timeout_s=5)
     await client.close()
-    line = served.audit.read_text()
+    line = await served.written()
     assert '"who":"root"' in line
     assert '"what":"SetRates"' in line
     assert '"tenant":"acme"' in line
