@@ -3,7 +3,7 @@
 `python -m bench.ssd [--directory DIR] [--rounds 5] [--seconds 0.7] [--size 512MiB] [--json]`. Five cases: put and get of 1 MiB and of 360
 KiB records at depth 8, random get of 64 KiB records at depth 16. The tier hashes every record it writes and reads and copies it from or
 to memory that is aligned to 64 bytes, like frames of an arena; fio does neither. Depth: the tier has so many lanes, that is at most so many
-transfers of at most 512 KiB under way; fio so many requests of a block (io_uring, else libaio).
+transfers of at most 1 MiB under way; fio so many requests of a block (io_uring, else libaio).
 
 Sync: a put of 64 MiB is written in groups of 16 MiB with one sync each; fio is told to `fdatasync` after as many blocks. Both write over
 blocks that were written before: the log is full when measuring begins, so the tier also gives up old segments meanwhile.

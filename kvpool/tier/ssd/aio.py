@@ -2,7 +2,8 @@
 
 Theory. One thread hands the kernel a transfer with `io_submit` and goes on hashing and copying; `io_getevents` tells later which have
 ended. No thread is woken for each block, so one thread keeps a fast device busy. With O_DIRECT on files whose room is taken such a
-transfer is truly asynchronous; through the page cache it is not, and threads do better there.
+transfer is truly asynchronous; through the page cache it is not, and threads do better there. The kernel completes a direct write in a
+worker thread of its own, which costs more than it saves: the log uses this for reads.
 
 A context (`io_setup`) takes some of the system's `fs.aio-max-nr`, and some sandboxes refuse it: then `KernelTransfers` raises `OSError`.
 Transfers are submitted one at a time: in larger batches the kernel holds the first back till it has seen the last.

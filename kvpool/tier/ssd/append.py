@@ -1,11 +1,11 @@
-"""Writing groups: data go out first, the header when their hashes are known, then one sync.
+"""Writing groups: data go out in lanes, the header when their hashes are known, then one sync.
 
 Theory. The group's layout follows from the records' lengths, so data can be on their way before all of them are hashed; only the header,
 which holds the hashes, has to wait. A group that was given up half way (deadline, a failing device) has no header in the log, or one
 whose data don't match, and its room is written again by the next group: the tail moves only after the sync.
 
-While the header is written and synced in a lane, the data of the group behind it are on their way. Its header is written after that, so
-there is never more than one group with a header that is not synced."""
+The data of a group may be on their way while the group before it is completed. Its header is written after that, so there is never more
+than one group with a header that is not synced."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ from kvpool.clock import Clock
 from kvpool.tier.contract import Record, entry_of
 from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd.disk import PAGE, Disk, Piece
-from kvpool.tier.ssd.flow import Flow
 from kvpool.tier.ssd.format import (
     MAX_HEADER_BYTES,
     Group,
@@ -32,7 +31,7 @@ from kvpool.tier.ssd.format import (
     up,
 )
 from kvpool.tier.ssd.index import Held, Segment, last_ns
-from kvpool.tier.ssd.lanes import Lanes, aligned
+from kvpool.tier.ssd.lanes import MAX_WAIT_S, STAGE_BYTES, Lanes, aligned
 from kvpool.tier.ssd.scan import slot_name
 from kvpool.tier.ssd.stream import Stream
 from kvpool.units import MIB, MS
@@ -41,7 +40,6 @@ MAX_ITEMS: Final = 512
 """Items in one group."""
 GROUP_BYTES: Final = 16 * MIB
 """A group takes no further record once it has so many bytes, so that a long batch is acknowledged in parts."""
-_AGAIN_BYTES: Final = MIB
 
 
 def fitting(records: Sequence[Record], tombstones: int, room: int) -> int:
@@ -78,10 +76,10 @@ class Appender:
         self.life = block.incarnation
         self._wall_ms = wall_ms
         self._disk, self._lanes, self._clock = disk, lanes, clock
-        self._flow = Flow(disk, lanes.count, clock)
         self._segment_bytes = block.segment_bytes
         self._heads = [aligned(MAX_HEADER_BYTES + PAGE) for _ in range(2)]  # a group may start while the one before it is completed
         self._page = aligned(PAGE)
+        self._under_way: list[Stream] = []
 
     def append(
         self,
@@ -106,7 +104,7 @@ class Appender:
         deadline_ns: int,
         until_ns: Sequence[int] | None = None,
     ) -> Started:
-        """Have the records' data go out behind those of the group before, to `ahead` bytes behind the tail, where that group will end.
+        """Send the records' data off, to `ahead` bytes behind the tail, where a group that is not complete yet will end.
 
         The records' memory is read until the group is complete or abandoned; one of the two must follow, before the next but one starts.
         """
@@ -119,8 +117,9 @@ class Appender:
         self._heads.reverse()
         head = self._heads[0][: up(header, PAGE)]
         data = [record.data for record in records]
-        stream = Stream(slot_name(segment.slot), offset, head, places, data, deadline_ns)
-        self._flow.add(stream)
+        stream = Stream(self._disk, self._lanes, self._clock, slot_name(segment.slot), offset, head, places, data)
+        self._under_way.append(stream)
+        stream.begin(deadline_ns)
         return Started(segment, offset, up(end, PAGE), records, places, until_ns, tuple(tombstones), stream, head)
 
     def complete(self, group: Started, deadline_ns: int) -> tuple[int, list[Held]]:
@@ -145,9 +144,7 @@ class Appender:
         if group.offset == PAGE:
             self._page[:] = memoryview(encode_segment(SegmentPage(serial, self.life, self._segment_bytes)))
             pieces.insert(0, Piece(name, 0, self._page))
-        finished = self._lanes.start(lambda: next((code for code in self._disk.write(pieces) if code), 0) or self._disk.sync(name))
-        self._flow.run(finished.done)
-        failure = finished.result()
+        failure = next((code for code in self._disk.write(pieces) if code), 0) or self._disk.sync(name)
         if failure:
             return failure, []
         segment.tail += group.total
@@ -155,31 +152,32 @@ class Appender:
         return 0, held
 
     def abandon(self, group: Started) -> None:
-        """Send no more of it, and wait for what is on its way; without a header it is nothing."""
-        group.stream.fail(errno.ECANCELED)
+        """Wait for what is on its way; without a header it is nothing."""
         self._wait(group.stream)
 
     def stop(self) -> None:
         """The same for all groups: something was raised."""
-        self._flow.stop()
-
-    def close(self) -> None:
-        """Give back what the disk was asked for. Not while a group is under way."""
-        self._flow.close()
+        while self._under_way:
+            self._wait(self._under_way[-1])
 
     def _wait(self, stream: Stream) -> int:
-        """When all its transfers have ended: the first errno."""
-        self._flow.run(lambda: stream.over)
-        return stream.failure
+        failure = stream.wait()
+        self._under_way.remove(stream)
+        return failure
 
     def write_again(self, slot: int, group: Group) -> int:
         """Write a group's bytes where they are, durably, whether they were before or not; an errno."""
-        memory = aligned(min(_AGAIN_BYTES, group.total))
-        for start in range(group.offset, group.offset + group.total, memory.size):
-            piece = Piece(slot_name(slot), start, memory[: min(memory.size, group.offset + group.total - start)])
-            failure = self._disk.read([piece])[0] or self._disk.write([piece])[0]
-            if failure:
-                return failure
+        stage = self._lanes.take(MAX_WAIT_S)
+        if stage is None:
+            return errno.ETIMEDOUT
+        try:
+            for start in range(group.offset, group.offset + group.total, STAGE_BYTES):
+                piece = Piece(slot_name(slot), start, stage[: min(STAGE_BYTES, group.offset + group.total - start)])
+                failure = self._disk.read([piece])[0] or self._disk.write([piece])[0]
+                if failure:
+                    return failure
+        finally:
+            self._lanes.give(stage)
         return self._disk.sync(slot_name(slot))
 
     def rewrite(self, slot: int, group: Group) -> int:

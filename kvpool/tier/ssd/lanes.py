@@ -1,9 +1,13 @@
-"""Threads for what must not hold up the one that transfers, and page-aligned memory.
+"""Threads that write, and page-aligned memory for them.
 
-Theory. Transfers go out by `Transfers`, many at once from one thread. A lane is for the calls that have no such way: a sync, erasing a
-page, reading the headers of a segment. With no lanes everything runs in the calling thread, in order: what a simulation wants."""
+Theory. O_DIRECT wants page-aligned memory, and frames in an arena are aligned to 64 bytes only, so bytes pass through a fixed set of
+staging buffers. A lane spends its time inside a system call, a hash or a copy, all of which release the GIL; depth comes from several
+lanes. With no lanes everything runs in the calling thread, in order: what a simulation wants.
+
+Writes have lanes of their own, so that whatever else needs one never waits behind a long put. Reads need none: see `reader`."""
 
 import mmap
+import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -17,8 +21,10 @@ from kvpool.units import MIB, SECOND
 T = TypeVar("T")
 R = TypeVar("R")
 
+STAGE_BYTES: Final = MIB
+"""Bytes of one staging buffer, and of one write at most."""
 MAX_WAIT_S: Final = 60.0
-"""The longest wait for a lock, whatever the deadline."""
+"""The longest wait for a lock or a buffer, whatever the deadline."""
 _HUGE: Final = 2 * MIB
 
 
@@ -33,7 +39,8 @@ def aligned(nbytes: int) -> Bytes:
 
 
 def staging(count: int, nbytes: int) -> list[Bytes]:
-    """`count` page-aligned buffers of `nbytes`, whole pages, in huge pages where there are any: the kernel has fewer to pin."""
+    """`count` page-aligned buffers of `nbytes`, whole pages, in huge pages where there are any: a transfer from small pages has a segment
+    for each, and a device takes few of those at once."""
     memory = aligned(count * nbytes + _HUGE)
     first = -memory.ctypes.data % _HUGE
     memory = memory[first : first + count * nbytes]
@@ -42,18 +49,34 @@ def staging(count: int, nbytes: int) -> list[Bytes]:
 
 
 class Lanes:
-    """`count` threads; 0: none."""
+    """`count` threads for writes and `count` for all else, a staging buffer for each writer and two more; 0: no threads, two buffers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool = ThreadPoolExecutor(count, "kvpool-ssd") if count else None
+        self._writes = ThreadPoolExecutor(count, "kvpool-ssd-write") if count else None
+        self._stages: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+        self.stages = count + 2
+        for stage in staging(self.stages, STAGE_BYTES):
+            self._stages.put(stage)
+
+    def take(self, timeout: float) -> Bytes | None:
+        """A staging buffer, to be given back; None when none was free within `timeout` seconds."""
+        try:
+            return self._stages.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def give(self, stage: Bytes) -> None:
+        """A buffer from `take` is free again."""
+        self._stages.put(stage)
 
     def start(self, work: Callable[[], R]) -> "Future[R]":
-        """Run it in a lane, or now without lanes; what it raises comes out of the future (now without lanes).
+        """Run a write in a lane, or now without lanes; what it raises comes out of the future (now without lanes).
 
         It must wait for no other."""
-        if self._pool is not None:
-            return self._pool.submit(work)
+        if self._writes is not None:
+            return self._writes.submit(work)
         done: Future[R] = Future()
         done.set_result(work())
         return done
@@ -77,5 +100,6 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, after what they do now; doesn't wait for them."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._writes):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)

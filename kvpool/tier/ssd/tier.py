@@ -44,8 +44,8 @@ _MAX_NUMBER: Final = 1 << 63
 
 
 class SsdTier:
-    """A durable tier on one `Disk`. See `SsdTier.open` for a directory. `lanes`: transfers at once, and threads for what holds one
-    up; 0: one after the other, all in the caller's thread."""
+    """A durable tier on one `Disk`. See `SsdTier.open` for a directory. `lanes`: reads under way at once for each call, and threads
+    that write; 0: one transfer after the other, all in the caller's thread."""
 
     name = "ssd"
     durable = True
@@ -255,7 +255,6 @@ class SsdTier:
         if self._writing.acquire(timeout=patience(self._clock, deadline_ns)):
             try:
                 self._writer.flush_tombstones(deadline_ns)
-                self._writer.close()
             finally:
                 self._writing.release()
         self._reader.close()

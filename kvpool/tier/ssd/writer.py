@@ -108,10 +108,6 @@ class Writer:
                 return False
         return self._prepare()
 
-    def close(self) -> None:
-        """Give back what the disk was asked for. Not while anything is written."""
-        self._appender.close()
-
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """Nothing of a call is left under way behind it, whatever is raised: its records' memory is the caller's again."""

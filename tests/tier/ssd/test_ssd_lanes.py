@@ -1,11 +1,41 @@
-"""Lanes: work beside the caller, and the memory that transfers want."""
+"""Lanes: transfers side by side that never wait for one another in a circle."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from kvpool.tier.ssd.disk import PAGE
 from kvpool.tier.ssd.lanes import Lanes, aligned, staging
+
+PATIENCE_S = 10.0
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_write_behind_reads_that_wait_for_its_buffer_still_runs(count: int) -> None:
+    """A queued write holds the buffer that reads in all read lanes wait for: it must get a lane, or both wait till their deadlines."""
+    lanes = Lanes(count)
+    held = [lanes.take(0.0) for _ in range(lanes.stages)]
+    assert lanes.take(0.0) is None
+    waiting = threading.Semaphore(0)
+
+    def read(_: int) -> bool:
+        waiting.release()
+        stage = lanes.take(PATIENCE_S)
+        if stage is not None:
+            lanes.give(stage)
+        return stage is not None
+
+    answers: list[bool] = []
+    reader = threading.Thread(target=lambda: answers.extend(lanes.each(read, range(count + 1))))
+    reader.start()
+    assert all(waiting.acquire(timeout=PATIENCE_S) for _ in range(count))
+    for stage in held:
+        assert stage is not None
+        lanes.start(partial(lanes.give, stage)).result(PATIENCE_S)
+    reader.join(PATIENCE_S)
+    assert answers == [True] * (count + 1)
+    lanes.close()
 
 
 def test_no_lanes_runs_everything_here_in_order() -> None:

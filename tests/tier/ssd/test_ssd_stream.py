@@ -11,10 +11,9 @@ from kvpool.testing.sim.disk import SimDisk
 from kvpool.tier.pages import Bytes
 from kvpool.tier.ssd.append import _places
 from kvpool.tier.ssd.disk import PAGE, Piece
-from kvpool.tier.ssd.flow import Flow
 from kvpool.tier.ssd.format import up
-from kvpool.tier.ssd.lanes import aligned
-from kvpool.tier.ssd.stream import SPAN_BYTES, Stream, cut
+from kvpool.tier.ssd.lanes import STAGE_BYTES, Lanes, aligned
+from kvpool.tier.ssd.stream import Stream, cut
 from kvpool.units import KIB, MIB, SECOND
 
 
@@ -30,7 +29,7 @@ def lengths_of(rng: Random) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_cut_covers_every_byte_once_in_whole_pages(seed: int) -> None:
-    """A byte left out is a torn record, one written twice hides a wrong place."""
+    """A byte left out is a torn record, one written twice a race between two lanes."""
     rng = Random(seed)
     lengths = lengths_of(rng)
     header = rng.randint(56, 3 * PAGE)
@@ -42,7 +41,7 @@ def test_cut_covers_every_byte_once_in_whole_pages(seed: int) -> None:
     for span in cut(head, places, lengths):
         assert span.start == at
         assert span.start % PAGE == span.stop % PAGE == 0
-        assert 0 < span.stop - span.start <= SPAN_BYTES
+        assert 0 < span.stop - span.start <= STAGE_BYTES
         at = span.stop
         inside = span.start
         for part in span.parts:
@@ -57,9 +56,9 @@ def test_cut_covers_every_byte_once_in_whole_pages(seed: int) -> None:
     assert firsts == [place + length > head for place, length in zip(places, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("lanes", [0, 3])
 @pytest.mark.parametrize("memory", ["pages", "odd"])
-def test_stream_puts_on_the_disk_what_the_layout_says(memory: str, depth: int) -> None:
+def test_stream_puts_on_the_disk_what_the_layout_says(memory: str, lanes: int) -> None:
     """From memory that begins at a page and from memory that does not, with zeros between records."""
     rng = Random(7)
     lengths = [100, 5000, 3 * MIB + 77, 64, 64, 2 * PAGE, MIB, 1]
@@ -71,14 +70,17 @@ def test_stream_puts_on_the_disk_what_the_layout_says(memory: str, depth: int) -
         data.append(space[:length])
     disk = SimDisk(1 << 24, rng)
     disk.create("file", 8 * MIB)
-    flow, head = Flow(disk, depth, MonotonicClock()), aligned(PAGE)
-    for stage in flow._stages:  # buffers are not clean
+    pool = Lanes(lanes)
+    for _ in range(pool.stages):  # buffers are not clean either
+        stage = pool.take(0.0)
+        assert stage is not None
         stage[:] = 255
-    stream = Stream("file", 2 * PAGE, head, places, data, MonotonicClock().now_ns() + 60 * SECOND)
-    flow.add(stream)
-    flow.run(lambda: False)
-    assert stream.over
-    assert stream.failure == 0
+        pool.give(stage)
+    head = aligned(PAGE)
+    stream = Stream(disk, pool, MonotonicClock(), "file", 2 * PAGE, head, places, data)
+    deadline_ns = MonotonicClock().now_ns() + 60 * SECOND
+    stream.begin(deadline_ns)
+    assert stream.wait() == 0
     assert stream.checksums == [xxhash.xxh3_64_intdigest(one.data) for one in data]
     expected = np.zeros(up(end, PAGE), np.uint8)
     for place, one in zip(places, data, strict=True):
@@ -87,4 +89,4 @@ def test_stream_puts_on_the_disk_what_the_layout_says(memory: str, depth: int) -
     got = aligned(expected.size - PAGE)
     assert disk.read([Piece("file", 3 * PAGE, got)]) == [0]
     assert np.array_equal(got, expected[PAGE:])
-    flow.close()
+    pool.close()

@@ -182,21 +182,20 @@ def test_records_of_any_size_at_any_place_are_read_whole(tmp_path: Path, length:
     disk.close()
 
 
-def test_call_that_raises_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_that_raises_leaves_nothing_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its records' memory is the caller's again, and the room of what it began is written by the next call only."""
     monkeypatch.setattr(append, "GROUP_BYTES", 32 * KIB)
-    tier = SsdTier(SimDisk(1 << 24, Random(1)), capacity_bytes=8 << 20, segment_bytes=1 << 20, incarnation=1, lanes=0)
-    flow = tier._writer._appender._flow
+    tier = SsdTier.open(tmp_path, capacity_bytes=8 << 20, segment_bytes=1 << 20, incarnation=1, lanes=4)
+    under_way = tier._writer._appender._under_way
 
     def broken(group: Group) -> bytes:
-        assert flow._ready  # the next group has begun
+        assert under_way  # the next group has begun
         raise MemoryError
 
     monkeypatch.setattr(append, "encode_group", broken)
     with pytest.raises(MemoryError):
         tier.put([record_of(n) for n in range(20)], 1 << 62)
-    assert not any(one.failure == 0 for one in flow._streams)
-    assert (len(flow._ready), len(flow._going), len(flow._free)) == (0, 0, len(flow._stages))
+    assert under_way == []
     monkeypatch.setattr(append, "encode_group", encode_group)
     numbers = list(range(20, 40))
     assert all(tier.put([record_of(n) for n in numbers], 1 << 62))
