@@ -69,7 +69,7 @@ class Served:
     async def written(self) -> str:
         """The audit log, once it has a line: an aborted call is written down just after its caller has heard."""
         async with asyncio.timeout(20):
-            while not (text := self.audit.read_text()):
+            while not (text := self.audit.read_text()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return text
 
