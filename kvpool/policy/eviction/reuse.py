@@ -5,25 +5,29 @@ that have reached an age, which share is used again within the next bin of ages.
 not fall with age: after an answer people take time to read before they ask again.
 
 Samples are unbiased, because they are followed whether or not their block is still resident: one block of every group that was used
-together. A sample that reaches the end of a bin without a use is an *exposure* of that bin; one that is used in a bin is an exposure and
-an *event*.
+together. A sample counts in a bin when its age would have passed the end of the bin: as an *exposure*, and as an *event* if it was used
+there. To count a use at once, before those that wait as long have had their time, would make the oldest ages seen look best.
 
 Classes are many and each sees little, so they share (proportional hazards, D. R. Cox, "Regression Models and Life-Tables", 1972):
 
     hazard(class, bin) = base(kind, bin) x factor of each feature's value x what is the class's own
 
 * The base has the shape over ages. It is fitted to all samples of a kind, each weighted by its factors, and drawn towards that of all
-  kinds. It follows the load: its counts fade with a half-life of 700 requests, except where little was seen.
+  kinds; that one is drawn, weakly, towards a guess of how long people think. These counts fade slowly. A second set fades fast, and what
+  it says of the load of the moment multiplies the base: a ratio by bin, drawn towards that of the bin before.
 * A class counts its events, and the events to be expected by the base of that moment. So a change of the load that all classes share
-  leaves the ratio alone, and these counts may fade twenty times slower. From them the factors come by iterative fitting, one feature at
-  a time, and then what is left of each class. Every ratio has pseudo-counts: believed only as far as it was seen.
+  leaves the ratio alone, and these counts may fade slower still. From them the factors come by iterative fitting, one feature at a
+  time, each value drawn towards its neighbours, and then what is left of each class.
+
+Every ratio is (events + weight x what to believe without them) / (events expected + weight), the mean of a gamma distribution: believed
+only as far as it was seen.
 
 The *index* of a class at an age is Gittins': the best ratio, over all horizons, of the chance of a use to the time that the room is
 taken until then (J. Gittins, "Bandit Processes and Dynamic Allocation Indices", 1979). It is what one block's room is worth per second
 now, whoever else wants it; computed backwards over the bins with a stack, since joining a bin to the next pays exactly when the next has
 the better ratio. No horizon is shorter than four steps of the clock: else what came within one tick would be worth anything.
 
-Memory: at most 16,384 samples (twice that in the queues) and 2,048 classes of a kind.
+Memory: at most 16,384 samples (about twice that in the queues) and 2,048 classes of a kind.
 """
 
 from bisect import bisect_right
@@ -39,19 +43,24 @@ BINS: Final = len(EDGES_NS) + 1
 _STARTS_NS = [0, *EDGES_NS]
 _WIDTHS_S = [(end - start) / 1e9 for start, end in zip(_STARTS_NS, EDGES_NS, strict=False)] + [EDGES_NS[-1] / 1e9]
 
-_PRIOR = 0.01  # hazard of a bin before anything was seen
-_ROOT_WEIGHT = 2.0  # pseudo-counts: how much a level must have seen to be believed rather than the one above
-_KIND_WEIGHT = 8.0
-_FACTOR_WEIGHT = 4.0
-_CLASS_WEIGHT = 8.0
-_CARRY = 0.95  # how far a bin of the root resembles the one before
+_GUESS: Final = [0.1 * min(1.0, (end / 60e9) ** 0.9) for end in EDGES_NS] + [0.1]
+"""Hazards before anything was seen: nearly even over the first minute, from there by the logarithm of the age."""
+
+_ROOT_WEIGHT = 0.5  # events that a level must have seen to be believed as much as what it is drawn to
+_KIND_WEIGHT = 4.0
+_RECENT_WEIGHT = 8.0
+_FACTOR_WEIGHT = 16.0
+_CLASS_WEIGHT = 32.0
+_KIND_CARRY = 0.5  # how far a ratio resembles that of the bin before
+_RECENT_CARRY = 0.9
 _MOST = 0.9  # a hazard is never certainty
 _FACTOR_RANGE = 100.0
 _STEPS = 4  # to a doubling: how finely the factor of a class is told from others when indices are computed
 _LEAST_STEPS = 4  # of the clock: the shortest horizon
 _MAX_SAMPLES = 16_384
 _MAX_CLASSES = 2048
-_HALF_LIFE = 700.0  # in requests
+_HALF_LIFE = 4000.0  # in requests
+_RECENT_HALF_LIFE = 200.0
 _SLOWER = 0.05  # how much slower the counts of classes fade
 _KEEP = 100.0  # exposures of a bin that don't fade
 _FIT_EVERY = 128  # requests
@@ -82,42 +91,52 @@ class Class:
         self.factor = min(max(factor, 1 / _FACTOR_RANGE), _FACTOR_RANGE)
 
 
-class _Kind:
-    """Exposures and events by bin, and the hazard that follows: of one kind, or of all together (the root)."""
+class _Counts:
+    """Exposures and events by bin."""
 
-    __slots__ = ("classes", "events", "exposed", "factors", "hazard", "indices")
+    __slots__ = ("events", "exposed")
 
     def __init__(self) -> None:
         self.exposed = [0.0] * BINS
         self.events = [0.0] * BINS
-        self.hazard = [_PRIOR] * BINS
+
+    def fade(self, decay: float, keep: float = 0.0) -> None:
+        """Let counts fade, but no bin below `keep` exposures."""
+        for number, count in enumerate(self.exposed):
+            if count > keep:
+                kept = max(decay, keep / count)
+                self.exposed[number] *= kept
+                self.events[number] *= kept
+
+    def correct(self, base: list[float], weight: float, carry: float = 0.0) -> list[float]:
+        """The hazard `base`, times the ratio of events to those it lets expect."""
+        hazard, ratio = [], 1.0
+        for expected, event, count in zip(base, self.events, self.exposed, strict=True):
+            found = (event + weight * ratio) / (count * expected + weight)
+            hazard.append(min(_MOST, expected * found))
+            ratio = 1 + carry * (found - 1)
+        return hazard
+
+
+class _Kind:
+    """The hazard of one kind, or of all together (the root), and the counts it follows from."""
+
+    __slots__ = ("classes", "counts", "factors", "hazard", "indices", "recent")
+
+    def __init__(self) -> None:
+        self.counts = _Counts()
+        self.recent = _Counts()
+        self.hazard = _GUESS
         self.indices: dict[int, list[float]] = {}  # by logarithm of the factor; made when asked for
         self.classes: dict[Name, Class] = {}
         self.factors: dict[tuple[int, int], float] = {}  # (place of the feature, value): factor
 
-    def fade(self, decay: float) -> None:
-        """Let counts fade, where there are enough of them."""
-        for number, count in enumerate(self.exposed):
-            if count > _KEEP:
-                keep = max(decay, _KEEP / count)
-                self.exposed[number] *= keep
-                self.events[number] *= keep
-
-    def solve_root(self) -> None:
-        """The hazard over all kinds; a bin of which nothing is known is like the one before."""
-        prior = _PRIOR
-        for number in range(BINS):
-            hazard = (self.events[number] + _ROOT_WEIGHT * prior) / (self.exposed[number] + _ROOT_WEIGHT)
-            self.hazard[number] = hazard
-            prior = _CARRY * hazard + (1 - _CARRY) * _PRIOR
-
     def solve(self, root: "_Kind") -> None:
-        """The hazard of this kind: its own, drawn towards a multiple of the root's."""
-        factor = (sum(self.events) + _FACTOR_WEIGHT) / (sum(map(mul, self.exposed, root.hazard)) + _FACTOR_WEIGHT)
-        self.hazard = [
-            (event + _KIND_WEIGHT * min(_MOST, factor * base)) / (count + _KIND_WEIGHT)
-            for event, count, base in zip(self.events, self.exposed, root.hazard, strict=True)
-        ]
+        """The hazard of this kind: its own, drawn towards a multiple of the root's, and the load of the moment."""
+        events, expected = sum(self.counts.events), sum(map(mul, self.counts.exposed, root.hazard))
+        factor = (events + _KIND_WEIGHT) / (expected + _KIND_WEIGHT)
+        base = self.counts.correct([min(_MOST, factor * hazard) for hazard in root.hazard], _KIND_WEIGHT, _KIND_CARRY)
+        self.hazard = self.recent.correct(base, _RECENT_WEIGHT, _RECENT_CARRY)
 
     def fit(self, decay: float) -> None:
         """Let the counts of classes fade, then fit the factors to them."""
@@ -133,11 +152,13 @@ class _Kind:
                 for other in enumerate(cls.name[1:], 1):
                     if other[0] != place:
                         others *= self.factors.get(other, 1.0)
-                found = sums.setdefault(cls.name[place], [_FACTOR_WEIGHT, _FACTOR_WEIGHT])
+                found = sums.setdefault(cls.name[place], [0.0, 0.0])
                 found[0] += cls.events
                 found[1] += others
             for value, (events, expected) in sums.items():
-                self.factors[place, value] = events / expected
+                below, above = (self.factors.get((place, near), 1.0) for near in (value - 1, value + 1))
+                like = _FACTOR_WEIGHT * (below * above) ** 0.5
+                self.factors[place, value] = (events + like) / (expected + _FACTOR_WEIGHT)
         for cls in classes:
             cls.settle()
 
@@ -151,12 +172,12 @@ class _Kind:
 
 
 class _Sample:
-    __slots__ = ("cls", "next_bin", "since_ns")
+    __slots__ = ("cls", "since_ns", "used_bin")
 
     def __init__(self, since_ns: int, cls: Class) -> None:
         self.since_ns = since_ns
         self.cls: Class | None = cls  # None: no longer followed
-        self.next_bin = 0
+        self.used_bin = -1  # not yet
 
 
 class ReuseHazard:
@@ -170,7 +191,6 @@ class ReuseHazard:
         self._queued = 0
         self._unfitted = 0
         self._least_s = 0.0
-        self._root.solve_root()
 
     def cls(self, name: Name) -> Class:
         """The class of that name, made when it is new."""
@@ -205,33 +225,36 @@ class ReuseHazard:
         if len(self._samples) > _MAX_SAMPLES:
             self._samples.popitem(last=False)[1].cls = None
         if self._queued > 2 * _MAX_SAMPLES:
-            self._waiting = [deque(sample for sample in queue if sample.cls is not None) for queue in self._waiting]
-            self._queued = sum(map(len, self._waiting))
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Drop from the queues what is followed no longer; where that isn't half, every second sample, used or not."""
+        kept = [[sample for sample in queue if sample.cls is not None] for queue in self._waiting]
+        if sum(map(len, kept)) > _MAX_SAMPLES:
+            for queue in kept:
+                for sample in queue[1::2]:
+                    sample.cls = None
+            kept = [queue[::2] for queue in kept]
+        self._waiting = [deque(queue) for queue in kept]
+        self._queued = sum(map(len, kept))
 
     def used(self, key: object, now_ns: int) -> None:
-        """The block was used again: an event, if it was a sample."""
+        """The block was used again: an event, if it was a sample, once the age it had has passed for the others too."""
         sample = self._samples.pop(key, None)
-        if sample is None or sample.cls is None:
-            return
-        cls, sample.cls = sample.cls, None
-        reached = bin_of(now_ns - sample.since_ns)
-        for number in range(sample.next_bin, reached + 1):
-            self._expose(cls, number)
-        self._root.events[reached] += 1
-        cls.kind.events[reached] += 1
-        cls.events += 1
+        if sample is not None:
+            sample.used_bin = bin_of(now_ns - sample.since_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Count the bins that samples have left unused by now."""
+        """Count the bins whose end samples have passed by now."""
         for number in range(BINS - 1):
             queue, following, edge = self._waiting[number], self._waiting[number + 1], EDGES_NS[number]
             while queue and (queue[0].cls is None or queue[0].since_ns + edge <= now_ns):
                 sample = queue.popleft()
-                if sample.cls is None:
+                if sample.cls is not None:
+                    self._count(sample.cls, number, sample.used_bin == number)
+                if sample.cls is None or sample.used_bin == number:
                     self._queued -= 1
                 else:
-                    self._expose(sample.cls, number)
-                    sample.next_bin = number + 1
                     following.append(sample)
 
     def refresh(self, requests: int, step_ns: float) -> None:
@@ -239,10 +262,12 @@ class ReuseHazard:
         self._least_s = _LEAST_STEPS * step_ns / 1e9
         self._unfitted += requests
         decay: float = 0.5 ** (requests / _HALF_LIFE)
-        self._root.fade(decay)
-        self._root.solve_root()
+        recent: float = 0.5 ** (requests / _RECENT_HALF_LIFE)
+        self._root.counts.fade(decay, _KEEP)
+        self._root.hazard = self._root.counts.correct(_GUESS, _ROOT_WEIGHT)
         for kind in self._kinds.values():
-            kind.fade(decay)
+            kind.counts.fade(decay, _KEEP)
+            kind.recent.fade(recent)
             kind.solve(self._root)
             if self._unfitted >= _FIT_EVERY:
                 kind.fit(0.5 ** (_SLOWER * self._unfitted / _HALF_LIFE))
@@ -250,12 +275,16 @@ class ReuseHazard:
         if self._unfitted >= _FIT_EVERY:
             self._unfitted = 0
 
-    def _expose(self, cls: Class, number: int) -> None:
+    def _count(self, cls: Class, number: int, used: bool) -> None:
         """One more exposure. The class counts what its kind lets expect, the kind counts as much as the class's factor."""
         kind = cls.kind
-        self._root.exposed[number] += 1
-        kind.exposed[number] += cls.factor
+        self._root.counts.exposed[number] += 1
         cls.expected += kind.hazard[number]
+        for counts in (kind.counts, kind.recent):
+            counts.exposed[number] += cls.factor
+            counts.events[number] += used
+        self._root.counts.events[number] += used
+        cls.events += used
 
 
 def bin_of(age_ns: int) -> int:

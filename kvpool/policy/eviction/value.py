@@ -25,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Generator
 from heapq import heappop, heappush
 from itertools import islice
+from math import log2
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction.contract import DEFAULT_PRIORITY, NEVER_NS, Arrival, inserted_twice
@@ -301,11 +302,11 @@ class ReuseValue:
             self._fit()
 
     def _class_of(self, kind: int, fan: int, request: _Request) -> Name:
-        length = request.sequence.bit_length()
+        length = _scale(request.sequence, 2)
         if kind == SHARED:
             return (kind, fan, length)
         turn = request.turn if request.turn < 5 else 5 if request.turn < 7 else 6 if request.turn < 11 else 7
-        return (kind, turn, length, self._gap_ns.bit_length() >> 1, (self._growth.bit_length() + 1) >> 1)
+        return (kind, turn, length, _scale(self._gap_ns), _scale(self._growth))
 
     def _leave(self, earlier: _Request | None, now_ns: int) -> None:
         """A conversation has gone on: what its earlier prompt used and this one didn't is left."""
@@ -372,3 +373,8 @@ class ReuseValue:
             group.ready.move_to_end(key, last=False)
             if empty and group.cls is not None:
                 self._place(group)
+
+
+def _scale(size: int, steps: int = 1) -> int:
+    """Which size it is, `steps` sizes to a doubling; -9 for none."""
+    return round(steps * log2(size)) if size else -9

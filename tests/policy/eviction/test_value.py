@@ -98,8 +98,25 @@ def test_hazard_of_what_returns_at_one_age_is_seen_at_that_age() -> None:
         hazard.used(number - 5, now_ns)
         hazard.advance(now_ns)
     hazard.refresh(256, 0.0)
-    assert hazard.index(cls, bin_of(4 * SECOND)) > 2 * hazard.index(cls, bin_of(SECOND))
+    assert hazard.index(cls, bin_of(5 * SECOND)) > 2 * hazard.index(cls, bin_of(SECOND))
     assert hazard.index(cls, bin_of(2 * SECOND)) > hazard.index(cls, bin_of(20 * SECOND))
+
+
+def test_a_use_counts_with_those_that_waited_as_long() -> None:
+    """Else the oldest age seen so far looks as if every block came back there."""
+    hazard = ReuseHazard()
+    cls = hazard.cls((1, 1))
+    for number in range(400):
+        hazard.follow(number, 0, cls)
+    for number in range(20):
+        hazard.used(number, 60 * SECOND)
+    found = []
+    for now_s in (62, 70):
+        hazard.advance(now_s * SECOND)
+        hazard.refresh(1, 0.0)
+        found.append(hazard.index(cls, bin_of(60 * SECOND)))
+    assert found[0] < 2 * found[1]
+    assert 0.02 < found[1] * 20 < 0.08
 
 
 def test_index_is_the_best_ratio_over_all_horizons() -> None:
