@@ -158,6 +158,12 @@ class LocalCluster:
             self._raise_if_hopeless()
         return False
 
+    @property
+    def over(self) -> bool:
+        """True when no process runs and none will be started again: restarts are off, or who started them is gone."""
+        rows = [row for row in self.rows() if row.role in ROLES]
+        return bool(rows) and all(row.state == "ended" for row in rows)
+
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until `ready()`. Raises `DeadlineError` naming what is missing, `UnavailableError` as `ready` does."""
         deadline = time.monotonic() + timeout_s

@@ -13,7 +13,7 @@ import click
 from kvpool.cli.procs import DTYPES, MAX_PROCESSES_PER_ROLE, TRANSPORTS, ClusterOptions
 from kvpool.cli.ray_flags import make_cluster, ray_options, take_ray_flags
 from kvpool.cluster.config import MAX_COPIES
-from kvpool.errors import ConfigError, DeadlineError
+from kvpool.errors import ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND, parse_size
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def _watch(cluster: "LocalCluster", screen: "PlainScreen", stop: threading.Event
             screen.say(f"cluster: {_without_password(cluster.cluster_url)}")
         if not ready and time.monotonic() > deadline:
             raise DeadlineError(f"the cluster was not ready within {READY_TIMEOUT_S:.0f} s; logs are in {cluster.log_dir}")
+        if cluster.over:
+            raise UnavailableError(f"every process has ended and none is started again; logs are in {cluster.log_dir}")
         screen.show(cluster)
 
 

@@ -78,6 +78,16 @@ def test_cluster_without_mishaps_takes_its_temporary_logs_away(toys: Toys) -> No
     assert not cluster.log_dir.exists()
 
 
+def test_cluster_is_over_when_nothing_runs_and_nothing_will(toys: Toys) -> None:
+    """With restarts off each death is for good; after the last one there is nothing to wait for."""
+    with LocalCluster(ClusterOptions(port=0, restart=False), processes=toys) as cluster:
+        cluster.wait_ready(READY_S)
+        for role in ("node", "prefill", "decode", "router"):
+            assert not cluster.over
+            cluster.kill(role)
+        assert cluster.over
+
+
 def test_cluster_with_a_process_that_never_stays_up_says_why(toys: Toys) -> None:
     """A wrong flag or a missing package shows as the process's own last words, not as a timeout."""
 
