@@ -3,7 +3,7 @@
 `python -m bench.isolation [--trials 400] [--json]`: in every trial the victim first asks with a prompt: by a coin, the attacker's next
 one ("cached") or one of its own ("not cached"), so that all else is equal. Then the attacker asks with its prompt and takes the time. AUC
 is the chance that a time of a "cached" trial is the longer one: 0.5 tells nothing. As a control that this would show, a second user of
-the victim's own tenant takes the same times; its AUC is far from 0.5.
+the victim's own tenant takes the same times; its AUC is far from 0.5, but for `lookup`, where a hit takes as long as a miss.
 
 Rows: `sdk-lookup`, `sdk-get` and `sdk-put`, a tenant's SDK client of one node over TLS and gRPC, its only reach; and `ttft-REACH`, time to
 first token of a router over HTTPS, whose workers reach the pool by REACH. The model is a small random Llama, so that trials are many.
@@ -213,7 +213,7 @@ def make_model(directory: Path) -> int:
 @click.option("--reach", "reaches", multiple=True, default=("shm", "grpc"), show_default=True, help="How workers reach the pool.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(trials: int, reaches: tuple[str, ...], as_json: bool) -> None:
-    """Measure, print; exit code 1 when an outsider can tell, or the control can't."""
+    """Measure, print; exit code 1 when an outsider can tell, or hit."""
     with tempfile.TemporaryDirectory() as name, site(Path(name)) as users:
         directory = Path(name)
         rows = asyncio.run(measure_sdk(directory, users, trials))
