@@ -1,6 +1,6 @@
 """Can a tenant find out, by timing, whether another tenant has the same prompt cached?
 
-`python -m bench.isolation [--trials 400] [--json]`: in every trial the victim first asks with a prompt: by a coin, the attacker's next
+`python -m bench.isolation [--trials 2000] [--json]`: in every trial the victim first asks with a prompt: by a coin, the attacker's next
 one ("cached") or one of its own ("not cached"), so that all else is equal. Then the attacker asks with its prompt and takes the time. AUC
 is the chance that a time of a "cached" trial is the longer one: 0.5 tells nothing. As a control that this would show, a second user of
 the victim's own tenant takes the same times; its AUC is far from 0.5, but for `lookup`, where a hit takes as long as a miss.
