@@ -6,6 +6,8 @@
        │ none alive, or all failed                        ▲   │ failed after k tokens
        └──────────────────────────────────────────────────┘   └──▶ another decode worker, with prompt + tokens so far
 
+Who is to decode is planned when the prefill is sent, so that the prefill worker's blocks can be pushed there (`handoff.py`).
+
 Sampling depends on (seed, position) only, so whoever continues continues with the same tokens, and a token once yielded
 is never asked for again. A worker that failed is excluded from this request, as this incarnation. When nobody is left the request waits for
 the cluster to change, and every few seconds asks the excluded whether they answer again (they may only have been
@@ -14,7 +16,7 @@ stopped, or the network cut). It ends with its last token, with its deadline, or
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from kvpool.block import BlockKey, chain_keys
@@ -35,6 +37,7 @@ from kvpool.request import (
 from kvpool.units import SECOND
 from router.calls import Call, Calls
 from router.fleet import Fleet, Worker
+from router.handoff import Planned, nodes_beside
 from router.index import PrefixIndex, WorkerRef
 from router.job import Job, Trace
 from router.policy import Candidate, choose
@@ -86,12 +89,20 @@ class _Run:
         self._attempts = 0
         self._keys: dict[tuple[bytes, int], list[BlockKey]] = {}
         self._published: tuple[bytes, int] | None = None
+        self._planned = Planned(owner.fleet)
 
     async def tokens(self) -> AsyncGenerator[int, None]:
         """Prefill, then decode until complete."""
-        async with aclosing(self._prefill()) as first:
-            async for token in first:
-                yield token
+        with self._planned:
+            async with aclosing(self._prefill()) as first:
+                async for token in first:
+                    yield token
+            async with aclosing(self._decode()) as rest:
+                async for token in rest:
+                    yield token
+
+    async def _decode(self) -> AsyncGenerator[int, None]:
+        """The rest, from one decode worker after the other until it is complete."""
         while self._trace.reason is None:
             self._trace.reason = self._completed()
             if self._trace.reason is not None:
@@ -121,7 +132,9 @@ class _Run:
 
     async def _prefill_on(self, worker: Worker) -> AsyncGenerator[int, None]:
         trace, job = self._trace, self._job
-        request = PrefillRequest(request_id=self._attempt_id("p"), prompt=job.prompt, sampling=job.sampling, scope=job.scope)
+        request = PrefillRequest(
+            request_id=self._attempt_id("p"), prompt=job.prompt, sampling=job.sampling, scope=job.scope, hand_off=self._plan(worker)
+        )
         trace.prefill_worker = worker.ref.id
         keys = self._keys_for(worker)
         missing = len(job.prompt) - self._index.longest(worker.ref, keys) * worker.block_tokens
@@ -250,8 +263,30 @@ class _Run:
     async def _choose(self, role: str) -> Worker | None:
         """The best live worker of `role` that hasn't failed this job; None when there is none."""
         began_ns = self._clock.now_ns()
-        workers = [worker for worker in self._fleet.alive(role) if worker.ref not in self._excluded]
-        held = await self._pool_tokens(workers)
+        workers = self._usable(role)
+        worker = self._best(role, workers, await self._pool_tokens(workers))
+        if not self._trace.generated:
+            self._trace.route_ns += self._clock.now_ns() - began_ns
+        return worker
+
+    def _plan(self, prefill: Worker) -> tuple[str, ...]:
+        """Settle who is to decode, once the pool holds the prompt as `prefill` will have published it; the nodes to hand its blocks to."""
+        if self._job.max_tokens < 2:
+            return ()
+        began_ns = self._clock.now_ns()
+        worker = self._best("decode", self._usable("decode"), {prefill.root: len(self._job.prompt)})
+        self._trace.route_ns += self._clock.now_ns() - began_ns
+        if worker is None:
+            return ()
+        self._planned.take(worker)
+        return nodes_beside(self._fleet.view, prefill.host, worker.host)
+
+    def _usable(self, role: str) -> list[Worker]:
+        return [worker for worker in self._fleet.alive(role) if worker.ref not in self._excluded]
+
+    def _best(self, role: str, workers: Sequence[Worker], held: Mapping[bytes, int]) -> Worker | None:
+        """The best of `workers`, if there is one; `held` are tokens of the prompt in the pool, by namespace root. Ends a plan to decode."""
+        planned = self._planned.release() if role == "decode" else None
         candidates = [
             Candidate(
                 worker=worker.ref,
@@ -263,9 +298,7 @@ class _Run:
             )
             for worker in workers
         ]
-        choice = choose(candidates, prompt_tokens=len(self._job.prompt))
-        if not self._trace.generated:
-            self._trace.route_ns += self._clock.now_ns() - began_ns
+        choice = choose(candidates, prompt_tokens=len(self._job.prompt), keep=planned.ref if planned is not None else None)
         if choice is None:
             return None
         log.debug("%s: %s for %d tokens: %s", self._job.request_id, role, len(self._job.prompt), choice.explain())

@@ -20,6 +20,7 @@ from kvpool.errors import ConfigError, KvpoolError
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, Scope, WorkerStatus
 from kvpool.units import SECOND
 from router.index import WorkerRef
+from router.pool import PoolView
 
 log = logging.getLogger("router.fleet")
 
@@ -47,12 +48,8 @@ class WorkerPort(Protocol):
         ...
 
 
-class ClusterView(Protocol):
+class ClusterView(PoolView, Protocol):
     """What the fleet needs of `kvpool.cluster.Membership`."""
-
-    def members(self, role: str | None = None) -> tuple[Member, ...]:
-        """The last known view; never blocks."""
-        ...
 
     def subscribe(self, callback: Callable[[tuple[Member, ...]], None]) -> Callable[[], None]:
         """Call `callback` now and after every change, on any thread; returns what ends the subscription."""
@@ -70,6 +67,8 @@ class Worker:
     context_tokens: int
     fields: bytes
     """The namespace's canonical bytes without a salt; empty from a worker that doesn't say."""
+    host: str = ""
+    """Which machine it runs on; empty from a worker that doesn't say."""
     users: int = 0
     """Who must not lose the connection: requests being served, and questions for its status."""
     active: int = 0
@@ -96,7 +95,7 @@ class Fleet:
         self, view: ClusterView, connect: Callable[[str], WorkerPort], model: str, clock: Clock, on_gone: Callable[[WorkerRef], None]
     ) -> None:
         """`connect` makes a port from host:port; only workers whose info names `model` count; `on_gone` hears who left for good."""
-        self._view = view
+        self.view = view
         self._connect = connect
         self._model = model
         self._clock = clock
@@ -115,8 +114,8 @@ class Fleet:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._take, members)
 
-        self._take(self._view.members())
-        self._unsubscribe = self._view.subscribe(moved)
+        self._take(self.view.members())
+        self._unsubscribe = self.view.subscribe(moved)
 
     async def close(self) -> None:
         """Stop following and close every connection."""
@@ -219,6 +218,7 @@ class Fleet:
             block_tokens=block_tokens,
             context_tokens=context_tokens,
             fields=fields,
+            host=member.info.get("host", ""),
         )
         log.info("%s worker %s (incarnation %d) at %s joined", member.role, ref.id, ref.incarnation, member.address)
 

@@ -12,6 +12,9 @@ Costs are counted in tokens of prefill compute, the one unit every candidate sha
 The longest resident match is therefore worth most on an idle worker, and nothing once others wait for it or the pool holds the same.
 A suspect (it failed a moment ago) is taken only when there is nobody else. Ties go to the least loaded, then to the smallest
 id, so that equal inputs give equal choices.
+
+A worker that was planned for already is kept unless it has become a suspect or KEEP_COST dearer than the best: the blocks are on their way
+to it.
 """
 
 from collections.abc import Sequence
@@ -21,6 +24,7 @@ from router.index import WorkerRef
 
 ACTIVE_COST = 32.0
 FETCH_COST = 0.1
+KEEP_COST = 2 * ACTIVE_COST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +57,26 @@ class Choice:
     ranking: tuple[Scored, ...]
 
     def explain(self) -> str:
-        """One line for the log: every candidate and its cost."""
-        return "; ".join(
+        """One line for the log: every candidate and its cost, the cheapest first, and the chosen one if it is another."""
+        kept = "" if self.worker == self.ranking[0].candidate.worker else f"; kept {self.worker.id[:8]}"
+        costs = "; ".join(
             f"{scored.candidate.worker.id[:8]} cost {scored.cost:.1f} = backlog {scored.candidate.backlog_tokens}"
             f" + {ACTIVE_COST:g} x {scored.candidate.active} active + {FETCH_COST:g} x {scored.fetch_tokens} to fetch"
             f" + {scored.compute_tokens} to compute{' (suspect)' if scored.candidate.suspect else ''}"
             for scored in self.ranking
         )
+        return costs + kept
 
 
-def choose(candidates: Sequence[Candidate], *, prompt_tokens: int) -> Choice | None:
-    """The cheapest of `candidates`; None without candidates."""
+def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, keep: WorkerRef | None = None) -> Choice | None:
+    """The cheapest of `candidates`, or `keep` if it is one and nearly as good; None without candidates."""
     if not candidates:
         return None
     scored = [_score(candidate, prompt_tokens) for candidate in candidates]
     scored.sort(key=lambda s: (s.candidate.suspect, s.cost, s.candidate.active, s.candidate.worker))
-    return Choice(worker=scored[0].candidate.worker, ranking=tuple(scored))
+    good = [s for s in scored if s.candidate.suspect == scored[0].candidate.suspect and s.cost <= scored[0].cost + KEEP_COST]
+    chosen = next((s for s in good if s.candidate.worker == keep), scored[0])
+    return Choice(worker=chosen.candidate.worker, ranking=tuple(scored))
 
 
 def _score(candidate: Candidate, prompt_tokens: int) -> Scored:

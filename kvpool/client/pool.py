@@ -109,8 +109,8 @@ class AsyncPoolClient:
 
         `fill` runs in a worker thread, in order of i, and must write the whole payload. Returns how many of the blocks the
         pool now holds. `ttl_ns` bounds the life of the blocks that are written (0: none); `retention` says which tokens are worth
-        keeping longer or shorter than others; their bytes count against the quota of `tenant`. `also` names nodes that get
-        the blocks besides those that own them: where they are wanted next.
+        keeping longer or shorter than others; their bytes count against the quota of `tenant`. `also` names nodes where
+        the blocks are wanted next: those that own none of them, nor have an owner on their host, get near copies, if they can.
         """
         check_retention(retention)
         wish = Wish(ttl_ns, retention, tenant)

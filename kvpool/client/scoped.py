@@ -22,11 +22,19 @@ class ScopedPool:
         return await reading.load(self._core, chain, first, counts, sink, deadline_ns)
 
     async def store(
-        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], fill: Touch, *, deadline_ns: int, ttl_ns: int = 0
+        self,
+        chain: Sequence[BlockKey],
+        first: int,
+        counts: Sequence[int],
+        fill: Touch,
+        *,
+        deadline_ns: int,
+        ttl_ns: int = 0,
+        also: Sequence[str] = (),
     ) -> int:
         """See `AsyncPoolClient.store`."""
         wish = Wish(ttl_ns, (), self._tenant)
-        return (await writing.store(self._core, chain, first, counts, fill, deadline_ns=deadline_ns, wish=wish, also=())).held
+        return (await writing.store(self._core, chain, first, counts, fill, deadline_ns=deadline_ns, wish=wish, also=also)).held
 
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id."""

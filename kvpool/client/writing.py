@@ -4,13 +4,16 @@ A block that some of its nodes have is written to those that lack it. A node tha
 block has another place: what it grants later is given back, and the nodes repair the copy among themselves. Since that is work, a write
 waits longer than a read would, half a second and for a new connection as long as it takes, unless the node was late already when the
 write began.
+
+*Near copies* go along to nodes where the blocks are wanted next (`also`). No block is held because of one, and none is missed. Their nodes
+are never waited for longer than for one that is late: half a second, for a new connection too, and for the bytes what a slow link needs.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from kvpool.block import BlockKey
 from kvpool.client.asking import Answer, Call, call, leave
@@ -46,6 +49,19 @@ class Wish(NamedTuple):
     tenant: str = ""
 
 
+class _Group(NamedTuple):
+    """Positions that one node is to take, in its own right or as `near` copies; the number of the `lease` once it has granted one."""
+
+    ref: NodeRef
+    positions: list[int]
+    near: bool
+    lease: int = -1
+
+
+_Ask = Callable[[_Group, NodeLink, float], Awaitable[Answer]]
+_Take = Callable[[_Group, NodeLink, Answer], None]
+
+
 async def store(
     core: Core,
     chain: Sequence[BlockKey],
@@ -57,7 +73,7 @@ async def store(
     wish: Wish,
     also: Collection[str] = (),
 ) -> Stored:
-    """Make chain[first : first + len(counts)] present on its nodes, and on those of `also`."""
+    """Make chain[first : first + len(counts)] present on its nodes, and try to put near copies onto the nodes `also`."""
     placed, refs = core.placed(chain, first, len(counts))
     if not placed or seconds_left(deadline_ns) <= 0:
         return Stored(0, 0)
@@ -65,32 +81,35 @@ async def store(
     blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
     sequence = len(chain) * core.block_tokens
 
-    async def reserve(link: NodeLink, positions: list[int], timeout_s: float) -> Answer:
-        wanted = [blocks[j] for j in positions]
-        return await link.rpc.reserve(core.owner, length_ms, wanted, timeout_s, sequence=sequence, tenant=wish.tenant)
+    async def reserve(group: _Group, link: NodeLink, timeout_s: float) -> Answer:
+        wanted, tenant = [blocks[j] for j in group.positions], wish.tenant
+        return await link.rpc.reserve(core.owner, length_ms, wanted, timeout_s, sequence=sequence, tenant=tenant, near=group.near)
 
     has: list[set[str]] = [set() for _ in counts]
+    promised: set[int] = set()
     leases: list[Lease] = []
+    near: set[int] = set()
     places: list[list[Place]] = [[] for _ in counts]
 
-    def granted(answered: Call, link: NodeLink, answer: Answer) -> None:
+    def granted(group: _Group, link: NodeLink, answer: Answer) -> None:
         lease_id, grants = answer
-        for j, (outcome, offset) in zip(answered.positions, grants, strict=True):
-            if outcome is Outcome.EXISTS:
-                has[j].add(answered.ref.node_id)
+        for j, (outcome, offset) in zip(group.positions, grants, strict=True):
+            if outcome is Outcome.EXISTS and not group.near:
+                has[j].add(group.ref.node_id)
             elif outcome is Outcome.GRANTED:
                 places[j].append((len(leases), offset))
+            if outcome in (Outcome.EXISTS, Outcome.GRANTED) and not group.near:
+                promised.add(j)
         if lease_id:
+            if group.near:
+                near.add(len(leases))
             leases.append(Lease(link, lease_id))
 
-    groups = _groups(core, placed, refs, also)
     try:
-        await _ask_each(core, refs, groups, reserve, granted, lambda j: bool(has[j] or places[j]), deadline_ns)
-        transfer = _transfer(core, leases, places, chain, first, counts, deadline_ns)
+        await _ask_each(core, _groups(core, placed, refs, also), reserve, granted, promised, deadline_ns)
+        transfer = _transfer(core, leases, near, places, chain, first, counts, deadline_ns)
         await core.move(transfer, transfer.write, fill, length_ms)
-        for node_id, positions in (await _commit(core, transfer, first, has)).items():
-            for j in positions:
-                has[j].add(node_id)
+        await _commit(core, transfer, near, first, has)
     finally:
         core.let_go(leases, {})
     missing = sum(len(set(one.targets) - got) for one, got in zip(placed, has, strict=True) if got)
@@ -103,55 +122,62 @@ def _reservation(core: Core, chain: Sequence[BlockKey], index: int, n_tokens: in
     return Reservation(chain[index], parent, start, core.framer.frame_bytes(n_tokens), wish.ttl_ns // MS, *rank)
 
 
-def _groups(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], also: Collection[str]) -> dict[str, list[int]]:
-    """Positions by node to write to; nodes that rest, or are not there any more, get nothing."""
-    groups: dict[str, list[int]] = {}
+def _groups(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], also: Collection[str]) -> list[_Group]:
+    """Who is to be asked for what; nodes that rest, or are not there any more, get nothing."""
+    groups: dict[tuple[str, bool], list[int]] = {}
+    wanted: dict[Placement, list[tuple[str, bool]]] = {}
     for position, one in enumerate(placed):
-        for node_id in dict.fromkeys((*one.targets, *also)):
-            groups.setdefault(node_id, []).append(position)
-    return {node_id: some for node_id, some in groups.items() if node_id in refs and not core.links.resting(refs[node_id])}
+        if one not in wanted:
+            wanted[one] = [*((node_id, False) for node_id in one.targets), *((node_id, True) for node_id in _near(one, refs, also))]
+        for key in wanted[one]:
+            groups.setdefault(key, []).append(position)
+    found = [_Group(refs[node_id], some, near) for (node_id, near), some in groups.items() if node_id in refs]
+    return [group for group in found if not core.links.resting(group.ref)]
 
 
-async def _ask_each(
-    core: Core,
-    refs: Mapping[str, NodeRef],
-    groups: Mapping[str, list[int]],
-    ask: Callable[[NodeLink, list[int], float], Any],
-    take: Callable[[Call, NodeLink, Answer], None],
-    served: Callable[[int], bool],
-    deadline_ns: int,
-) -> None:
-    """Ask all at once and `take` each answer. Once every position is `served`, whoever is overdue is left behind."""
+def _near(placement: Placement, refs: Mapping[str, NodeRef], also: Collection[str]) -> list[str]:
+    """Those of `also` for which a near copy is of use: none of its targets is that node, or on its host."""
+    hosts = {refs[node_id].placed.host for node_id in placement.targets} - {""}
+    return [
+        node_id
+        for node_id in dict.fromkeys(also)
+        if node_id in refs and node_id not in placement.targets and refs[node_id].placed.host not in hosts
+    ]
 
-    def start(node_id: str, positions: list[int]) -> tuple[Call, int]:
+
+async def _ask_each(core: Core, groups: Sequence[_Group], ask: _Ask, take: _Take, served: Collection[int], deadline_ns: int) -> None:
+    """Ask all at once and `take` each answer. Once targets can serve nothing that isn't `served`, whoever is overdue is left behind."""
+
+    def start(group: _Group) -> tuple[Call, int]:
         timeout_s = min(CONTROL_S, max(seconds_left(deadline_ns), 0.001))
-        patience_ns = PATIENCE_NS if core.links.connected(refs[node_id]) else int(timeout_s * SECOND)
-        until_ns = 0 if core.links.slow(refs[node_id]) else time.monotonic_ns() + patience_ns
-        begun = call(core, refs[node_id], positions, lambda link, limit_s: ask(link, positions, limit_s), timeout_s)
+        patience_ns = PATIENCE_NS if group.near or core.links.connected(group.ref) else int(timeout_s * SECOND)
+        until_ns = 0 if core.links.slow(group.ref) else time.monotonic_ns() + patience_ns
+        begun = call(core, group.ref, group.positions, lambda link, limit_s: ask(group, link, limit_s), timeout_s)
         return begun, max(begun.overdue_ns, until_ns)
 
-    started = [start(*group) for group in groups.items()]
-    patient_ns = {begun.task: until_ns for begun, until_ns in started}
-    calls = {begun.task: begun for begun, _ in started}
+    started = [(group, *start(group)) for group in groups]
+    patient_ns = {begun.task: until_ns for _, begun, until_ns in started}
+    calls = {begun.task: (group, begun) for group, begun, _ in started}
     try:
         while calls:
             patience_s = None
-            if all(served(j) for each in calls.values() for j in each.positions):
+            if all(group.near or all(j in served for j in group.positions) for group, _ in calls.values()):
                 patience_s = seconds_left(max(patient_ns[task] for task in calls))
             done, _ = await asyncio.wait(calls, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 return
             for task in done:
-                answered, result = calls.pop(task), task.result()
+                (group, _), result = calls.pop(task), task.result()
                 if result is not None:
-                    take(answered, *result)
+                    take(group, *result)
     finally:
-        leave(core, list(calls.values()))
+        leave(core, [begun for _, begun in calls.values()])
 
 
 def _transfer(
     core: Core,
     leases: Sequence[Lease],
+    near: Collection[int],
     places: Sequence[Sequence[Place]],
     chain: Sequence[BlockKey],
     first: int,
@@ -159,32 +185,34 @@ def _transfer(
     deadline_ns: int,
 ) -> Transfer:
     pieces: list[Piece] = [(first + j, core.framer.frame_bytes(counts[j]), tuple(some)) for j, some in enumerate(places) if some]
+    owned = [[number for number, _ in some if number not in near] for some in places]
     return Transfer(
         leases=leases,
         pieces=pieces,
         chain=chain,
         counts={first + j: n for j, n in enumerate(counts)},
         deadline_ns=deadline_ns,
-        hurried=set(range(len(leases))) - {some[0][0] for some in places if len(some) == 1},
+        hurried=set(range(len(leases))) - {some[0] for some in owned if len(some) == 1},
     )
 
 
-async def _commit(core: Core, transfer: Transfer, first: int, has: Sequence[set[str]]) -> dict[str, list[int]]:
-    """Publish what was written; the positions that this made visible, by node. One place a block is worth waiting for."""
-    visible: dict[str, list[int]] = {}
+async def _commit(core: Core, transfer: Transfer, near: Collection[int], first: int, has: Sequence[set[str]]) -> None:
+    """Publish what was written and note in `has` which nodes have it now. One place a block is worth waiting for."""
     seen = {j for j, nodes in enumerate(has) if nodes}
-    numbers = {transfer.leases[number].link.node.node_id: number for number in transfer.written if number not in transfer.failed}
 
-    async def commit(link: NodeLink, positions: list[int], timeout_s: float) -> Answer:
-        lease_id = transfer.leases[numbers[link.node.node_id]].id
-        return 0, await link.rpc.commit(lease_id, [transfer.chain[first + j] for j in positions], timeout_s)
+    async def commit(group: _Group, link: NodeLink, timeout_s: float) -> Answer:
+        keys = [transfer.chain[first + j] for j in group.positions]
+        return 0, await link.rpc.commit(transfer.leases[group.lease].id, keys, timeout_s)
 
-    def committed(answered: Call, link: NodeLink, answer: Answer) -> None:
-        visible[answered.ref.node_id] = [j for j, yes in zip(answered.positions, answer[1], strict=True) if yes]
-        seen.update(visible[answered.ref.node_id])
+    def committed(group: _Group, link: NodeLink, answer: Answer) -> None:
+        visible = [j for j, yes in zip(group.positions, answer[1], strict=True) if yes and not group.near]
+        seen.update(visible)
+        for j in visible:
+            has[j].add(group.ref.node_id)
 
-    groups = {node_id: [index - first for index in transfer.written[number]] for node_id, number in numbers.items()}
-    refs = {node_id: transfer.leases[number].link.node for node_id, number in numbers.items()}
-    end_ns = time.monotonic_ns() + int(CONTROL_S * 1e9)
-    await _ask_each(core, refs, groups, commit, committed, seen.__contains__, end_ns)
-    return visible
+    groups = [
+        _Group(transfer.leases[number].link.node, [index - first for index in indices], number in near, number)
+        for number, indices in transfer.written.items()
+        if number not in transfer.failed
+    ]
+    await _ask_each(core, groups, commit, committed, seen, time.monotonic_ns() + int(CONTROL_S * SECOND))

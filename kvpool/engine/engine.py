@@ -80,7 +80,7 @@ class Engine:
         Raises `ConfigError` for a request this model can't serve, `OverloadedError`, `ClosedError`.
         """
         self._check(request.prompt)
-        sequence = await self._enter(request, request.prompt, limit=len(request.prompt))
+        sequence = await self._enter(request, request.prompt, limit=len(request.prompt), hand_off=request.hand_off)
         try:
             await sequence.gather(usable=len(request.prompt) - 1, tail=False, deadline_ns=deadline_ns)
             token = await sequence.first_token()
@@ -196,12 +196,14 @@ class Engine:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             raise ConfigError(f"token ids must be between 0 and {self._model.vocabulary - 1}; is this the right model's tokenizer?")
 
-    async def _enter(self, request: PrefillRequest | DecodeRequest, tokens: tuple[int, ...], *, limit: int) -> Sequence:
+    async def _enter(
+        self, request: PrefillRequest | DecodeRequest, tokens: tuple[int, ...], *, limit: int, hand_off: tuple[str, ...] = ()
+    ) -> Sequence:
         if self._closed:
             raise ClosedError("the engine was closed")
         began_ns = time.monotonic_ns()
         await self._admission.enter(limit * self._model.geometry.bytes_per_token)
-        sequence = Sequence(self._scopes.parts(request.scope), tokens, limit=limit, sampling=request.sampling)
+        sequence = Sequence(self._scopes.parts(request.scope), tokens, limit=limit, sampling=request.sampling, hand_off=hand_off)
         sequence.queued(time.monotonic_ns() - began_ns)
         return sequence
 

@@ -25,14 +25,16 @@ TAIL_TTL_NS = 60 * SECOND
 class Publisher:
     """Pushes blocks of `chain`, whose KV is in `cache`, to `store`; those before block `first` are in the pool already.
 
+    They go to the nodes `also` too, where they are wanted next; what becomes of them there is told nowhere.
     `written` counts the blocks copied out (the others were there); `held` is the number of leading tokens the pool is known
     to hold; `failed` is set when a block could not be made present.
     """
 
-    def __init__(self, store: BlockStore, chain: Chain, cache: SequenceCache, first: int) -> None:
+    def __init__(self, store: BlockStore, chain: Chain, cache: SequenceCache, first: int, also: tuple[str, ...] = ()) -> None:
         self._store = store
         self._chain = chain
         self._cache = cache
+        self._also = also
         self._pushed = self._offered = first
         self._tail = 0
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +91,7 @@ class Publisher:
             copied.add(index)
 
         deadline_ns = time.monotonic_ns() + PUSH_NS
-        present = await self._store.store(chain, first, counts, fill, deadline_ns=deadline_ns, ttl_ns=ttl_ns)
+        present = await self._store.store(chain, first, counts, fill, deadline_ns=deadline_ns, ttl_ns=ttl_ns, also=self._also)
         self.written += len(copied)
         if present < end - first:
             self.failed = True

@@ -45,17 +45,18 @@ class Parts:
 
 
 class Sequence:
-    """A sequence that begins with `tokens` and may grow to `limit` tokens.
+    """A sequence that begins with `tokens` and may grow to `limit` tokens; its blocks are pushed to the nodes `hand_off` besides.
 
     Use: `gather`, then `fill` or `first_token`, then `append` and `next_token` in turn, at last `retire`.
     """
 
-    def __init__(self, parts: Parts, tokens: tuple[int, ...], *, limit: int, sampling: Sampling) -> None:
+    def __init__(self, parts: Parts, tokens: tuple[int, ...], *, limit: int, sampling: Sampling, hand_off: tuple[str, ...] = ()) -> None:
         self.chain = Chain(parts.root, parts.block_tokens, tokens)
         self.sources = TokenSources()
         self.limit = limit
         self._parts = parts
         self._sampling = sampling
+        self._hand_off = hand_off
         self._cache: SequenceCache | None = None
         self._publisher: Publisher | None = None
         self._queue_ns = self._load_ns = self._compute_ns = self._sample_ns = 0
@@ -105,7 +106,7 @@ class Sequence:
         cache.truncate(known)
         self.sources = TokenSources(resident=min(resident, known), pool=max(0, known - resident), computed=len(chain) - known)
         # What came from the pool needs no push; what was resident may have left the pool since.
-        self._publisher = Publisher(self._parts.store, chain, cache, first=0 if resident else loaded // size)
+        self._publisher = Publisher(self._parts.store, chain, cache, first=0 if resident else loaded // size, also=self._hand_off)
         self._cache = cache
         self._publisher.offer(known)
 

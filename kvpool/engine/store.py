@@ -43,8 +43,12 @@ class BlockStore(Protocol):
         *,
         deadline_ns: int,
         ttl_ns: int = 0,
+        also: Sequence[str] = (),
     ) -> int:
-        """Make chain[first : first + len(counts)] present; how many of them the store now holds."""
+        """Make chain[first : first + len(counts)] present; how many of them the store now holds.
+
+        `also` names nodes where they are wanted next, whose copies nothing depends on.
+        """
         ...
 
     def reaches(self) -> dict[str, str]:
@@ -64,7 +68,15 @@ class NullStore:
         return 0
 
     async def store(
-        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], fill: Fill, *, deadline_ns: int, ttl_ns: int = 0
+        self,
+        chain: Sequence[BlockKey],
+        first: int,
+        counts: Sequence[int],
+        fill: Fill,
+        *,
+        deadline_ns: int,
+        ttl_ns: int = 0,
+        also: Sequence[str] = (),
     ) -> int:
         """Keeps nothing."""
         return 0
@@ -82,7 +94,8 @@ class MemoryStore:
     """The in-memory twin: really keeps the bytes, in this process, and fails on demand.
 
     `fail_loads_from` is the chain index from which loads miss as if the pool had failed in the middle; `fail_stores` makes
-    stores keep nothing. `loads` and `stores` note each call as (first, blocks asked for, blocks done).
+    stores keep nothing. `loads` and `stores` note each call as (first, blocks asked for, blocks done), `pushed` each block that was to be
+    stored and where it was wanted too.
     """
 
     def __init__(self, bytes_per_token: int) -> None:
@@ -92,6 +105,7 @@ class MemoryStore:
         self.fail_stores = False
         self.loads: list[tuple[int, int, int]] = []
         self.stores: list[tuple[int, int, int]] = []
+        self.pushed: list[tuple[BlockKey, tuple[str, ...]]] = []
         self._bytes_per_token = bytes_per_token
         self._lock = threading.Lock()
 
@@ -100,9 +114,18 @@ class MemoryStore:
         return await asyncio.to_thread(self._load, list(chain), first, list(counts), sink)
 
     async def store(
-        self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], fill: Fill, *, deadline_ns: int, ttl_ns: int = 0
+        self,
+        chain: Sequence[BlockKey],
+        first: int,
+        counts: Sequence[int],
+        fill: Fill,
+        *,
+        deadline_ns: int,
+        ttl_ns: int = 0,
+        also: Sequence[str] = (),
     ) -> int:
         """Keep copies, filled from another thread."""
+        self.pushed.extend((key, tuple(also)) for key in chain[first : first + len(counts)])
         return await asyncio.to_thread(self._store, list(chain), first, list(counts), fill, ttl_ns)
 
     def reaches(self) -> dict[str, str]:

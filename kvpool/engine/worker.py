@@ -21,6 +21,7 @@ from kvpool.engine.settings import Role, WorkerConfig
 from kvpool.engine.store import BlockStore, NullStore
 from kvpool.errors import ConfigError, UnavailableError
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
+from kvpool.transport import host_boot_id
 from kvpool.units import SECOND
 from kvpool.wire.worker_server import add_worker
 
@@ -123,6 +124,7 @@ class WorkerApp:
             "fields": self._model.namespace.canonical().hex(),
             "block_tokens": str(self._model.geometry.block_tokens),
             "max_tokens": str(context_tokens),
+            "host": host_boot_id(),
         }
         while True:
             try:

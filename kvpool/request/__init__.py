@@ -3,6 +3,7 @@
 from kvpool.request.sampling import Sampling
 from kvpool.request.scope import EVERYBODY, Scope
 from kvpool.request.work import (
+    MAX_HAND_OFF,
     DecodeEvent,
     DecodeRequest,
     Finished,
@@ -20,6 +21,7 @@ from kvpool.request.work import (
 
 __all__ = [
     "EVERYBODY",
+    "MAX_HAND_OFF",
     "DecodeEvent",
     "DecodeRequest",
     "FinishReason",

@@ -9,6 +9,7 @@ a lost pool: whatever it can't pull it computes.
 import enum
 from dataclasses import dataclass, field
 
+from kvpool.errors import ConfigError
 from kvpool.request.sampling import Sampling
 from kvpool.request.scope import EVERYBODY, Scope
 
@@ -37,14 +38,27 @@ class StageTimes:
     sample_ns: int = 0
 
 
+MAX_HAND_OFF = 2
+"""Nodes to which one prefill pushes its blocks besides their owners."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRequest:
-    """Compute what the pool lacks of `prompt` (at least one token id) and sample the first token."""
+    """Compute what the pool lacks of `prompt` (at least one token id) and sample the first token.
+
+    `hand_off`: ids of the pool nodes on the host where the request will go on, at most `MAX_HAND_OFF`; its blocks are pushed to them too.
+    Raises `ConfigError` for more.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
     scope: Scope = EVERYBODY
+    hand_off: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.hand_off) > MAX_HAND_OFF:
+            raise ConfigError(f"a prefill is handed off to at most {MAX_HAND_OFF} nodes, got {len(self.hand_off)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,11 @@ def _times_from_pb(message: pb.StageTimes) -> StageTimes:
 def prefill_to_pb(value: PrefillRequest) -> pb.PrefillRequest:
     """Spell a prefill request."""
     return pb.PrefillRequest(
-        request_id=value.request_id, prompt=value.prompt, sampling=_sampling_to_pb(value.sampling), scope=_scope_to_pb(value.scope)
+        request_id=value.request_id,
+        prompt=value.prompt,
+        sampling=_sampling_to_pb(value.sampling),
+        hand_off=value.hand_off,
+        scope=_scope_to_pb(value.scope),
     )
 
 
@@ -71,6 +75,7 @@ def prefill_from_pb(message: pb.PrefillRequest) -> PrefillRequest:
         prompt=tuple(message.prompt),
         sampling=_sampling_from_pb(message.sampling),
         scope=_scope_from_pb(message.scope),
+        hand_off=tuple(message.hand_off),
     )
 
 

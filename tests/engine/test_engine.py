@@ -103,6 +103,20 @@ async def test_prefill_publishes_full_blocks_for_good_and_the_tail_for_a_minute(
     assert store.ttls == {keys[0]: 0, keys[1]: 0, keys[2]: 0, keys[3]: 60 * SECOND}
 
 
+async def test_prefill_pushes_what_it_computes_to_where_the_request_goes_on(
+    engine_of: EngineMaker, store: MemoryStore, model: Model, prompts: Prompts
+) -> None:
+    """All of the prompt, tail included, and only of this request; a decode worker's own pushes concern nobody else."""
+    prompt, other = prompts(29), prompts(29, seed=1)
+    async with engine_of(store) as engine:
+        _ = [event async for event in engine.prefill(PrefillRequest(request_id="p", prompt=prompt, hand_off=("there",)))]
+        _ = [event async for event in engine.prefill(PrefillRequest(request_id="q", prompt=other))]
+        await decode(engine, prompt, (5,))
+    handed = [key for key, where in store.pushed if where == ("there",)]
+    assert handed == chain_keys(model.namespace.root(), prompt, BLOCK, tail=True)
+    assert {where for key, where in store.pushed if key not in handed} == {()}
+
+
 async def test_prefill_pushes_finished_blocks_while_it_computes(engine_of: EngineMaker, store: MemoryStore, prompts: Prompts) -> None:
     """Blocks go out chunk by chunk (or several chunks together, if a push takes long), not at the end."""
     async with engine_of(store) as engine:

@@ -40,13 +40,13 @@ def store() -> SlowStore:
     return SlowStore()
 
 
-def _publisher(store: MemoryStore, tokens: int, first: int = 0) -> tuple[Publisher, Chain, SequenceCache]:
+def _publisher(store: MemoryStore, tokens: int, first: int = 0, **more: Any) -> tuple[Publisher, Chain, SequenceCache]:
     """A publisher over a sequence whose KV is its token ids 0, 1, 2..."""
     chain = Chain(ROOT, 4, range(tokens))
     cache = SequenceCache(GEOMETRY, capacity=tokens, limit=1000)
     cache.view.update(*torch.arange(tokens, dtype=torch.float32)[None, None, None, :, None].expand(2, 1, 1, -1, 2), 0)
     cache.advance(tokens)
-    return Publisher(store, chain, cache, first), chain, cache
+    return Publisher(store, chain, cache, first, **more), chain, cache
 
 
 def _soon() -> int:
@@ -127,6 +127,21 @@ async def test_drain_past_its_deadline_says_busy(store: SlowStore) -> None:
     store.go.set()
     assert await publisher.drain(_soon())
     assert not publisher.busy
+
+
+async def test_publisher_names_with_every_block_where_it_is_wanted_next(store: SlowStore) -> None:
+    """Full blocks and the tail alike: the decode worker there needs the whole prompt."""
+    store.go.set()
+    publisher, chain, _ = _publisher(store, 18, also=("a", "b"))
+    publisher.offer(8)
+    publisher.offer_tail()
+    assert await publisher.drain(_soon())
+    assert store.pushed == [(key, ("a", "b")) for key in chain.with_tail()]
+    store.pushed.clear()
+    plain, chain, _ = _publisher(store, 8)
+    plain.offer(8)
+    assert await plain.drain(_soon())
+    assert store.pushed == [(key, ()) for key in chain.keys]
 
 
 async def test_publisher_survives_a_store_that_raises(store: SlowStore, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,11 +44,13 @@ class World:
         self.trace = Trace(arrived_ns=0)
         self.fleet.start()
 
-    def add(self, role: str, *faults: Fault, number: int = 1, incarnation: int = 1, **options: Any) -> ScriptedWorker:
+    def add(
+        self, role: str, *faults: Fault, number: int = 1, incarnation: int = 1, info: dict[str, str] | None = None, **options: Any
+    ) -> ScriptedWorker:
         """A worker that answers by `answer` unless told otherwise, with a readable id."""
         worker = ScriptedWorker(**{"answer": answer, **options})
         worker.faults.extend(faults)
-        self.cluster.add(role, worker, id=f"{number:032x}", incarnation=incarnation)
+        self.cluster.add(role, worker, id=f"{number:032x}", incarnation=incarnation, info=info)
         return worker
 
     def job(self, max_tokens: int = 5, *, timeout_s: float = 120, prompt: tuple[int, ...] = PROMPT) -> Job:

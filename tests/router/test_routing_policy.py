@@ -50,6 +50,25 @@ def test_suspect_is_taken_only_when_there_is_nobody_else() -> None:
     assert _chosen(suspect) == _ref(1)
 
 
+def test_planned_worker_is_kept_while_it_costs_little_more() -> None:
+    """The blocks are on their way to it; but neither a queue there nor a failure is worth that."""
+    best = Candidate(worker=_ref(1), pool_tokens=1000)
+    for planned, taken in [
+        (Candidate(worker=_ref(2), pool_tokens=1000, active=2), 2),
+        (Candidate(worker=_ref(2), pool_tokens=1000, active=3), 1),
+        (Candidate(worker=_ref(2), pool_tokens=1000, suspect=True), 1),
+        (Candidate(worker=_ref(3), pool_tokens=1000), 1),
+    ]:
+        choice = choose([planned, best], prompt_tokens=1000, keep=_ref(2))
+        assert choice is not None
+        assert choice.worker == _ref(taken)
+        assert choice.ranking[0].candidate == best
+        assert ("; kept 00000000" in choice.explain()) == (taken == 2)
+    alone = choose([Candidate(worker=_ref(2), suspect=True)], prompt_tokens=1000, keep=_ref(2))
+    assert alone is not None
+    assert alone.worker == _ref(2)
+
+
 def test_no_candidates_give_no_choice() -> None:
     """Nobody alive is a value, not an error."""
     assert choose([], prompt_tokens=10) is None

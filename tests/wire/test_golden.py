@@ -3,6 +3,9 @@
 Field numbers and types are a promise to clients in other languages. Literals are append-only.
 """
 
+import pytest
+
+from kvpool.errors import ConfigError
 from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, Scope, StageTimes, TokenSources
 from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, Stored, UcxOffer
 from kvpool.wire import convert, convert_work
@@ -137,6 +140,19 @@ def test_decode_requests_on_the_wire() -> None:
     value = convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw))
     assert value == DecodeRequest(request_id="d", prompt=(5, 6), generated=(7,), max_tokens=300, stop_tokens=(2,))
     assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True) == raw
+
+
+def test_hand_off_on_the_wire() -> None:
+    """Field 4 of a prefill request: node ids in order; absent when there are none. Three are refused."""
+    ids, sampling = ("ab" * 16, "cd" * 16), blob(3, double(2, "000000000000f03f"))
+    raw = blob(1, b"r") + blob(2, b"\x05") + sampling + blob(4, ids[0].encode()) + blob(4, ids[1].encode())
+    value = convert_work.prefill_from_pb(worker_pb2.PrefillRequest.FromString(raw))
+    assert value == PrefillRequest(request_id="r", prompt=(5,), hand_off=ids)
+    assert convert_work.prefill_to_pb(value).SerializeToString(deterministic=True) == raw
+    nowhere = PrefillRequest(request_id="r", prompt=(5,))
+    assert convert_work.prefill_to_pb(nowhere).SerializeToString(deterministic=True) == blob(1, b"r") + blob(2, b"\x05") + sampling
+    with pytest.raises(ConfigError, match="at most 2"):
+        convert_work.prefill_from_pb(worker_pb2.PrefillRequest.FromString(raw + blob(4, b"ef" * 16)))
 
 
 def test_scopes_on_the_wire() -> None:

@@ -44,7 +44,11 @@ STATUS = WorkerStatus(
 )
 SCOPE = Scope(salt=b"\0salt\xff", tenant="acme")
 PREFILL = PrefillRequest(
-    request_id="p", prompt=(1, 2, 49151), sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**64 - 1), scope=SCOPE
+    request_id="p",
+    prompt=(1, 2, 49151),
+    sampling=Sampling(temperature=0.5, top_p=0.9, top_k=3, seed=2**64 - 1),
+    scope=SCOPE,
+    hand_off=("ab" * 16,),
 )
 DECODE = DecodeRequest(
     request_id="d", prompt=(1, 2), generated=(3,), max_tokens=9, stop_tokens=(2,), sampling=Sampling(seed=7), scope=SCOPE

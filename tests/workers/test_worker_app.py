@@ -30,6 +30,7 @@ from kvpool.request import (
     TokenOut,
     TokenSources,
 )
+from kvpool.transport import host_boot_id
 from kvpool.units import MIB, SECOND
 from kvpool.wire.worker_client import WorkerClient
 
@@ -127,7 +128,14 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
             assert (member.role, member.address) == ("decode", app.address)
             root = model.namespace.root().hex()
             fields = model.namespace.canonical().hex()
-            assert member.info == {"model": "tiny", "namespace": root, "fields": fields, "block_tokens": "8", "max_tokens": "512"}
+            assert member.info == {
+                "model": "tiny",
+                "namespace": root,
+                "fields": fields,
+                "block_tokens": "8",
+                "max_tokens": "512",
+                "host": host_boot_id(),
+            }
         assert await asyncio.to_thread(watcher.wait, lambda view: not view, monotonic_ns() + 10 * SECOND) == ()
     finally:
         await asyncio.to_thread(watcher.close)

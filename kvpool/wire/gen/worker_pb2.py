@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/worker.proto\x12\tkvpool.v1\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"@\n\x0cTokenSources\x12\x10\n\x08resident\x18\x01 \x01(\r\x12\x0c\n\x04pool\x18\x02 \x01(\r\x12\x10\n\x08\x63omputed\x18\x03 \x01(\r\"V\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07load_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\"%\n\x05Scope\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x80\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"p\n\x0cPrefillEvent\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.kvpool.v1.FirstTokenH\x00\x12)\n\tpublished\x18\x02 \x01(\x0b\x32\x14.kvpool.v1.PublishedH\x00\x42\x07\n\x05\x65vent\"k\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12(\n\x07sources\x18\x02 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"3\n\tPublished\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x62locks_written\x18\x02 \x01(\r\"\xc3\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12\x15\n\tgenerated\x18\x03 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x17\n\x0bstop_tokens\x18\x05 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"{\n\x0b\x44\x65\x63odeEvent\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.kvpool.v1.StartedH\x00\x12\x0f\n\x05token\x18\x02 \x01(\rH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0e\x32\x17.kvpool.v1.FinishReasonH\x00\x42\x07\n\x05\x65vent\"Y\n\x07Started\x12(\n\x07sources\x18\x01 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x02 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"\x15\n\x13WorkerStatusRequest\"\xaf\x02\n\x0cWorkerStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0f\x61\x63tive_requests\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x19\n\x11\x66inished_requests\x18\x05 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x06 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\x12\x17\n\x0fresident_tokens\x18\x08 \x01(\x04\x12\x35\n\x07reaches\x18\t \x03(\x0b\x32$.kvpool.v1.WorkerStatus.ReachesEntry\x1a.\n\x0cReachesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*C\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x32\xca\x01\n\x06Worker\x12?\n\x07Prefill\x12\x19.kvpool.v1.PrefillRequest\x1a\x17.kvpool.v1.PrefillEvent0\x01\x12<\n\x06\x44\x65\x63ode\x12\x18.kvpool.v1.DecodeRequest\x1a\x16.kvpool.v1.DecodeEvent0\x01\x12\x41\n\x06Status\x12\x1e.kvpool.v1.WorkerStatusRequest\x1a\x17.kvpool.v1.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/worker.proto\x12\tkvpool.v1\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"@\n\x0cTokenSources\x12\x10\n\x08resident\x18\x01 \x01(\r\x12\x0c\n\x04pool\x18\x02 \x01(\r\x12\x10\n\x08\x63omputed\x18\x03 \x01(\r\"V\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07load_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\"%\n\x05Scope\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x92\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x10\n\x08hand_off\x18\x04 \x03(\t\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"p\n\x0cPrefillEvent\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.kvpool.v1.FirstTokenH\x00\x12)\n\tpublished\x18\x02 \x01(\x0b\x32\x14.kvpool.v1.PublishedH\x00\x42\x07\n\x05\x65vent\"k\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12(\n\x07sources\x18\x02 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"3\n\tPublished\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x62locks_written\x18\x02 \x01(\r\"\xc3\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12\x15\n\tgenerated\x18\x03 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x17\n\x0bstop_tokens\x18\x05 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"{\n\x0b\x44\x65\x63odeEvent\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.kvpool.v1.StartedH\x00\x12\x0f\n\x05token\x18\x02 \x01(\rH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0e\x32\x17.kvpool.v1.FinishReasonH\x00\x42\x07\n\x05\x65vent\"Y\n\x07Started\x12(\n\x07sources\x18\x01 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x02 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"\x15\n\x13WorkerStatusRequest\"\xaf\x02\n\x0cWorkerStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0f\x61\x63tive_requests\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x19\n\x11\x66inished_requests\x18\x05 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x06 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\x12\x17\n\x0fresident_tokens\x18\x08 \x01(\x04\x12\x35\n\x07reaches\x18\t \x03(\x0b\x32$.kvpool.v1.WorkerStatus.ReachesEntry\x1a.\n\x0cReachesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*C\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x32\xca\x01\n\x06Worker\x12?\n\x07Prefill\x12\x19.kvpool.v1.PrefillRequest\x1a\x17.kvpool.v1.PrefillEvent0\x01\x12<\n\x06\x44\x65\x63ode\x12\x18.kvpool.v1.DecodeRequest\x1a\x16.kvpool.v1.DecodeEvent0\x01\x12\x41\n\x06Status\x12\x1e.kvpool.v1.WorkerStatusRequest\x1a\x17.kvpool.v1.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,8 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEREQUEST'].fields_by_name['stop_tokens']._serialized_options = b'\020\001'
   _globals['_WORKERSTATUS_REACHESENTRY']._loaded_options = None
   _globals['_WORKERSTATUS_REACHESENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1463
-  _globals['_FINISHREASON']._serialized_end=1530
+  _globals['_FINISHREASON']._serialized_start=1481
+  _globals['_FINISHREASON']._serialized_end=1548
   _globals['_SAMPLING']._serialized_start=43
   _globals['_SAMPLING']._serialized_end=118
   _globals['_TOKENSOURCES']._serialized_start=120
@@ -52,25 +52,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOPE']._serialized_start=274
   _globals['_SCOPE']._serialized_end=311
   _globals['_PREFILLREQUEST']._serialized_start=314
-  _globals['_PREFILLREQUEST']._serialized_end=442
-  _globals['_PREFILLEVENT']._serialized_start=444
-  _globals['_PREFILLEVENT']._serialized_end=556
-  _globals['_FIRSTTOKEN']._serialized_start=558
-  _globals['_FIRSTTOKEN']._serialized_end=665
-  _globals['_PUBLISHED']._serialized_start=667
-  _globals['_PUBLISHED']._serialized_end=718
-  _globals['_DECODEREQUEST']._serialized_start=721
-  _globals['_DECODEREQUEST']._serialized_end=916
-  _globals['_DECODEEVENT']._serialized_start=918
-  _globals['_DECODEEVENT']._serialized_end=1041
-  _globals['_STARTED']._serialized_start=1043
-  _globals['_STARTED']._serialized_end=1132
-  _globals['_WORKERSTATUSREQUEST']._serialized_start=1134
-  _globals['_WORKERSTATUSREQUEST']._serialized_end=1155
-  _globals['_WORKERSTATUS']._serialized_start=1158
-  _globals['_WORKERSTATUS']._serialized_end=1461
-  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_start=1415
-  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_end=1461
-  _globals['_WORKER']._serialized_start=1533
-  _globals['_WORKER']._serialized_end=1735
+  _globals['_PREFILLREQUEST']._serialized_end=460
+  _globals['_PREFILLEVENT']._serialized_start=462
+  _globals['_PREFILLEVENT']._serialized_end=574
+  _globals['_FIRSTTOKEN']._serialized_start=576
+  _globals['_FIRSTTOKEN']._serialized_end=683
+  _globals['_PUBLISHED']._serialized_start=685
+  _globals['_PUBLISHED']._serialized_end=736
+  _globals['_DECODEREQUEST']._serialized_start=739
+  _globals['_DECODEREQUEST']._serialized_end=934
+  _globals['_DECODEEVENT']._serialized_start=936
+  _globals['_DECODEEVENT']._serialized_end=1059
+  _globals['_STARTED']._serialized_start=1061
+  _globals['_STARTED']._serialized_end=1150
+  _globals['_WORKERSTATUSREQUEST']._serialized_start=1152
+  _globals['_WORKERSTATUSREQUEST']._serialized_end=1173
+  _globals['_WORKERSTATUS']._serialized_start=1176
+  _globals['_WORKERSTATUS']._serialized_end=1479
+  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_start=1433
+  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_end=1479
+  _globals['_WORKER']._serialized_start=1551
+  _globals['_WORKER']._serialized_end=1753
 # @@protoc_insertion_point(module_scope)
