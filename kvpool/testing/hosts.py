@@ -97,9 +97,9 @@ class Host:
         self._started.append(process)
         return process
 
-    def run(self, *command: str) -> str:
-        """Run a short command inside; its output. Raises `ConfigError` when it fails."""
-        return _run(self.argv(command))
+    def run(self, *command: str, limit_s: float = _CALL_S) -> str:
+        """Run a command inside; its output. Raises `ConfigError` when it fails or takes longer than `limit_s`."""
+        return _run(self.argv(command), limit_s)
 
     def close(self) -> None:
         """Kill what was started here and let the host go."""
@@ -176,8 +176,11 @@ class Hosts:
         self.close()
 
 
-def _run(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_S)
+def _run(argv: Sequence[str], limit_s: float = _CALL_S) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{' '.join(argv)}: not done within {limit_s:.0f} s") from None
     if done.returncode:
         raise ConfigError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
     return done.stdout

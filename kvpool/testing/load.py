@@ -63,8 +63,9 @@ def is_right(key: BlockKey, payload: Payload) -> bool:
 class Load:
     """Requests one after the other, from one client."""
 
-    def __init__(self, pool: AsyncPoolClient, *, seed: int, chains: int, rate: float) -> None:
+    def __init__(self, pool: AsyncPoolClient, *, seed: int, chains: int, rate: float, deadline_s: float = DEADLINE_S) -> None:
         """`rate`: requests a second at most; `chains`: how many prompts there are, the first ones wanted most."""
+        self._deadline_s = deadline_s
         self._pool = pool
         self._random = random.Random(seed)
         self._pause_s = 1 / rate
@@ -88,12 +89,12 @@ class Load:
 
         start_ns, hit, error, loaded_ns = time.monotonic_ns(), 0, "", 0
         try:
-            async with asyncio.timeout(DEADLINE_S + _GRACE_S):
-                deadline_ns = start_ns + int(DEADLINE_S * SECOND)
+            async with asyncio.timeout(self._deadline_s + _GRACE_S):
+                deadline_ns = start_ns + int(self._deadline_s * SECOND)
                 hit = await self._pool.load(chain, 0, [BLOCK_TOKENS] * len(chain), sink, deadline_ns=deadline_ns)
                 loaded_ns = time.monotonic_ns()
                 if hit < len(chain):
-                    await self._store(chain, hit, DEADLINE_S * SECOND)
+                    await self._store(chain, hit, self._deadline_s * SECOND)
         except Exception as failure:  # a load tells, whatever happened
             error = f"{type(failure).__name__}: {failure}"
         taken_ns = (loaded_ns or time.monotonic_ns()) - start_ns
@@ -115,7 +116,7 @@ class Load:
 async def _main(options: argparse.Namespace) -> None:
     pool = await AsyncPoolClient.open(options.pool, NAMESPACE, transport=options.transport, eager=True)
     async with pool:
-        load = Load(pool, seed=options.seed, chains=options.chains, rate=options.rate)
+        load = Load(pool, seed=options.seed, chains=options.chains, rate=options.rate, deadline_s=options.deadline)
         if options.fill:
             await load.fill()
         print("ready", flush=True)
@@ -130,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--chains", type=int, default=200)
     parser.add_argument("--rate", type=float, default=20, help="requests a second, about")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_S, metavar="S", help="a request that takes longer has failed")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--fill", action="store_true", help="store every prompt before the first request")
     asyncio.run(_main(parser.parse_args(argv)))
