@@ -36,7 +36,8 @@ def drain(node: str, deadline: str, rate: str | None, cancel: bool, cluster: str
     nodes that own it from now on, and it can be stopped. Interrupted or out of time, the node goes on; the same command again
     waits on, also after the node was restarted.
 
-    Exit code 0 when all is moved, 3 when some blocks found no room elsewhere, 2 when the node did not answer or time ran out.
+    Exit code 0 when all is moved, 3 when some blocks stay (no room elsewhere, or a gap in their chain hides where they belong), 2 when
+    the node did not answer or time ran out.
     """
     from kvpool.cli.admin import ask_nodes, choose_nodes, finish, open_members
 
@@ -104,8 +105,18 @@ def _progress(*, quiet: bool) -> "Iterator[Callable[[Balance], None]]":
 
 
 def _homeless(report: "Balance") -> int:
-    """Blocks that other nodes had no room for. Those behind a gap in their chain don't count: no reader gets to them."""
-    return max(0, report.blocks - report.safe_blocks - report.counters.get("adrift", 0))
+    """Blocks that stay on the node alone: other nodes had no room for them, or nobody can say where they belong."""
+    return max(0, report.blocks - report.safe_blocks)
+
+
+def _why(report: "Balance", homeless: int) -> str:
+    """What became of those blocks, in words."""
+    adrift = min(homeless, report.counters.get("adrift", 0))
+    reasons = {
+        "found no room on other nodes": homeless - adrift,
+        "lie behind a gap in their chain, so that no node can be told to own them": adrift,
+    }
+    return " and ".join(f"{count} blocks {reason}" for reason, count in reasons.items() if count)
 
 
 def _as_json(node: str, report: "Balance | None", done: bool, seconds: float, errors: dict[str, str]) -> dict[str, Any]:
@@ -126,7 +137,7 @@ def _show(
     elif cancel:
         summary = f"{name} is {report.state} and takes part as before"
     elif homeless:
-        summary = f"[red]{homeless} blocks of {name} found no room on other nodes[/red]; the rest is moved"
+        summary = f"[red]not all of {name} is moved[/red]: {_why(report, homeless)}; the rest is moved"
     elif report.settled:
         summary = f"[green]{name} is drained[/green] after {seconds:.1f} s: stop it when you like"
     else:

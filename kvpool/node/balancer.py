@@ -27,8 +27,10 @@ from kvpool.cluster.config import ClusterConfig
 from kvpool.errors import ClosedError, ConfigError, RemoteError
 from kvpool.node.handler import NodeHandler
 from kvpool.node.inventory import Held, Inventory
+from kvpool.node.near import OWNER as NEAR_OWNER
 from kvpool.node.pushing import Pusher
 from kvpool.node.standing import Standing
+from kvpool.node.tiers import OWNER as TIERS_OWNER
 from kvpool.node.tiers import Tiers
 from kvpool.policy.moves import Verdict, judge
 from kvpool.policy.placement import NodeState, PlacedNode, place
@@ -46,6 +48,7 @@ _RETRY_S = 0.5
 _MAX_RETRY_S = 30.0
 _REST = 4
 _QUIET_S = 1.0
+_OWN_WRITERS = {NEAR_OWNER, TIERS_OWNER}
 _ROOM_PERCENT = 5
 """A node with less free memory than this is full."""
 
@@ -72,7 +75,7 @@ class _Round:
 
     `left`: blocks per node that are not known to be there ("": nobody to take them); `adrift`: blocks of which nobody can say where they
     belong; `full`: nodes without free memory. `before`: how things were when this node was last settled, None in later rounds than the
-    first after a change. `sure`: the news were old when it began; `early`: so young that writers may not have known of them.
+    first after a change. `sure`: the news were old when it began; `early`: somebody might still have written then.
     """
 
     situation: Situation
@@ -120,6 +123,7 @@ class Balancer:
         self._connected = connected
         self._settings = settings
         self._rate: int | None = None
+        self._draining_ns: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._now: _Round | None = None
         self._last: _Round | None = None
@@ -132,6 +136,12 @@ class Balancer:
     def state(self) -> NodeState:
         """This node's state; joining until it has joined."""
         return NodeState.JOINING if self._standing is None else self._standing.state
+
+    @property
+    def closed(self) -> bool:
+        """Whether this node takes no more writes: it drains, and writers have had time to know."""
+        since_ns = self._draining_ns
+        return since_ns is not None and self._clock.now_ns() - since_ns >= _QUIET_S * SECOND
 
     def start(self, standing: Standing) -> None:
         """The node has joined: begin to go round."""
@@ -150,9 +160,12 @@ class Balancer:
         if self._standing is None:
             raise ConfigError("this node hasn't joined its cluster yet; try again in a moment")
         self._rate = bytes_per_s or None
+        self._pace(self._links.config)
         if not cancel:
+            self._draining_ns = self._draining_ns or self._clock.now_ns()
             self._standing.change(NodeState.DRAINING)
         elif self._standing.state is NodeState.DRAINING:
+            self._draining_ns = None
             self._standing.change(NodeState.ACTIVE)
 
     def left_for(self, node: NodeIdentity) -> int | None:
@@ -223,12 +236,12 @@ class Balancer:
         """Go over everything; None when the cluster changed meanwhile."""
         refs = {ref.node_id: ref for ref in self._links.nodes()}
         states = {node.id: node.state for node in situation.placed}
-        age_s = self._age_ns(situation) / SECOND
-        sure = age_s >= self._settings.news_s and self._connected()
-        now = _Round(situation, refs, states, self._settled if first else None, sure, age_s < _QUIET_S)
+        sure = self._age_ns(situation) >= self._settings.news_s * SECOND and self._connected()
+        early = not self.closed or not self._pool.writers() <= _OWN_WRITERS
+        now = _Round(situation, refs, states, self._settled if first else None, sure, early)
         self._now = now
         try:
-            self._pusher.bucket.change(self._rate or situation.config.rebalance_bytes_per_s, self._clock.now_ns())
+            self._pace(situation.config)
             now.full = await self._full(now)
             async for held in self._inventory.slices(situation.config.extent_tokens):
                 if self._look() != situation:
@@ -353,6 +366,9 @@ class Balancer:
         if going:
             await self._tiers.remove(going)
         self.counters["dropped"] += len(going)
+
+    def _pace(self, config: ClusterConfig) -> None:
+        self._pusher.bucket.change(self._rate or config.rebalance_bytes_per_s, self._clock.now_ns())
 
     # Looking
 

@@ -97,6 +97,7 @@ class ClusterSide:
         self.heat.start()
         self._handler.near, self._handler.on_read = self.near, self.heat.read
         self._handler.counted = self.counted
+        self._handler.leaving = lambda: self.balancer.closed
         self._tasks = [asyncio.create_task(standing.hand_over()), asyncio.create_task(self._tend())]
         return registration
 

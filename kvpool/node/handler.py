@@ -20,7 +20,7 @@ from kvpool.policy.eviction import NEVER_NS
 from kvpool.pool import EXISTS, BlockView, Granted, PoolState, Reserve
 from kvpool.pool import Outcome as PoolOutcome
 from kvpool.pool.flow import FlowSettings
-from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
+from kvpool.request.pool import DEFAULT_PRIORITY, NEAR, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
 from kvpool.tier import Arena
 from kvpool.units import MS, SECOND
 from kvpool.wire.fence import NodeIdentity
@@ -53,6 +53,8 @@ class NodeHandler:
         self.ucx: Callable[[], UcxOffer | None] = lambda: None  # asked each time: the data plane may have been restarted
         self.near: NearCopies | None = None
         """Fetches what other nodes hold; without it (no cluster) `fetch_from` finds nothing."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether nothing may be written here any more."""
         self.counted: Callable[[], dict[str, int]] = dict
         self.on_read: Callable[[Sequence[BlockKey]], None] = lambda keys: None
 
@@ -93,8 +95,11 @@ class NodeHandler:
     ) -> tuple[int, list[Grant]]:
         """Room for `blocks`; the parent of a first block is empty. What a slower tier has needs no writing either: EXISTS.
 
-        Nor does what is here as a near copy: it becomes a block like any other, unless a `near` one is all that is wanted.
+        Nor does what is here as a near copy: it becomes a block like any other, unless a `near` one is all that is wanted. A node that
+        leaves takes nothing more.
         """
+        if self.leaving():
+            return 0, [(Outcome.NO_SPACE if there in (0, NEAR) else Outcome.EXISTS, 0) for there in self.lookup([b.key for b in blocks])]
         items = [
             Reserve(_key(b.key), _key(b.parent) if b.parent else None, b.depth, b.length, b.ttl_ms * MS, sequence, b.priority,
                     b.priority_ms * MS, tenant, near)

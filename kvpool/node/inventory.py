@@ -50,14 +50,16 @@ class Inventory:
         """Everything, at most `SLICE` blocks at a time."""
         self._known.clear()
         keys = self._pool.committed_keys()
+        seen: set[BlockKey] = set()  # what is in the arena by the time a tier is listed needn't have been there when the walk began
         for at in range(0, len(keys), SLICE):
-            yield [held for key in keys[at : at + SLICE] if (held := self._held(key, extent_tokens)) is not None]
+            here = [held for key in keys[at : at + SLICE] if (held := self._held(key, extent_tokens)) is not None]
+            seen.update(held.key for held in here if not held.near)
+            yield here
         del keys
-        seen: set[BlockKey] = set()
         for tier in self._tiers.all():
             entries = await asyncio.to_thread(_listed, tier)
             for at in range(0, len(entries), SLICE):
-                some = [one for one in entries[at : at + SLICE] if one[0] not in seen and self._pool.link(one[0]) is None]
+                some = [one for one in entries[at : at + SLICE] if one[0] not in seen]
                 if tier is self._tiers.beside:
                     seen.update(key for key, _ in some)
                 yield [Held(key, self.head(key, extent_tokens), length, False) for key, length in some]

@@ -26,6 +26,8 @@ from kvpool.units import MS, SECOND
 log = logging.getLogger(__name__)
 
 MAX_FLIGHTS = 65_536
+OWNER = "near"
+"""Writes near copies."""
 _LEASE_NS = 15 * SECOND
 """Longer than any flight: the longest patience of a caller and a margin."""
 _BATCH = 64
@@ -54,13 +56,18 @@ class NearCopies:
         self._tasks: set[asyncio.Task[None]] = set()
         self.counters = dict.fromkeys(("near_fetched", "near_fetched_bytes", "near_shared", "near_missed", "near_failed"), 0)
 
+    @property
+    def under_way(self) -> int:
+        """Blocks that are being fetched."""
+        return len(self._flights)
+
     async def fetch(self, keys: Sequence[BlockKey], order: Sequence[str], deadline_ns: int) -> None:
         """Get those of `keys` into the arena that the nodes `order` hold, until `deadline_ns`."""
         if not keys or not self._links.config.near_copies:
             return
         flights: dict[_Flight, None] = {}
         fresh: list[BlockKey] = []
-        for key in keys:
+        for key in dict.fromkeys(keys):
             flight = self._flights.get(key)
             if flight is None:
                 fresh.append(key)
@@ -143,7 +150,7 @@ class NearCopies:
                     b.priority_ms * MS, b.tenant, near=True)
             for frame in frames for b in (frame.stored,)
         ]  # fmt: skip
-        answer = await self._tiers.reserve(items, owner="near", lease_ns=_LEASE_NS, deadline_ns=self._clock.now_ns())
+        answer = await self._tiers.reserve(items, owner=OWNER, lease_ns=_LEASE_NS, deadline_ns=self._clock.now_ns())
         if answer.lease_id:
             writes.append(answer.lease_id)
         return answer.lease_id, [grant.offset if isinstance(grant, Granted) else None for grant in answer.grants]

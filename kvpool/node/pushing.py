@@ -32,6 +32,7 @@ BATCH_NS = 20 * SECOND
 """Longest one batch may take."""
 _LEASE_NS = BATCH_NS + 10 * SECOND
 _CONNECT_S = 2.0
+_STEP_S = 0.2
 
 
 class Pusher:
@@ -70,13 +71,18 @@ class Pusher:
         for batch in batches(frames):
             async with self._turn:
                 delay_ns = self.bucket.take(sum(frame.stored.length for frame in batch), self._clock.now_ns())
-                await asyncio.sleep(delay_ns / SECOND)
+                while delay_ns:  # in steps: the rate may change meanwhile
+                    await asyncio.sleep(min(_STEP_S, delay_ns / SECOND))
+                    delay_ns = self.bucket.debt_ns(self._clock.now_ns())
                 sent |= await self._one(ref, batch, near=near)
         return sent
 
-    async def _one(self, ref: NodeRef, batch: list[Frame], *, near: bool) -> set[BlockKey]:
-        keys = [frame.key for frame in batch]
+    async def _one(self, ref: NodeRef, planned: list[Frame], *, near: bool) -> set[BlockKey]:
         link = await self._links.link(ref, _CONNECT_S)
+        batch = [frame for one in planned if (frame := self._frame(one.key)) is not None]  # their times went on while they waited
+        if not batch:
+            return set()
+        keys = [frame.key for frame in batch]
         now_ns = self._clock.now_ns()
         held = self._pool.hold(keys, owner=OWNER, lease_ns=_LEASE_NS, now_ns=now_ns)
         places = {key: place for key, place in zip(keys, held.found, strict=True) if place is not None}

@@ -36,7 +36,8 @@ _READ_NS = 20 * SECOND
 _LIFT_NS = 5 * SECOND
 _MAX_LIFTS = 4096
 _MAX_SINKS = 8
-_OWNER = "promotion"
+OWNER = "promotion"
+"""Holds and writes what comes up."""
 
 
 class Found(NamedTuple):
@@ -183,7 +184,7 @@ class Tiers:
         try:
             items = [_reservation(found.entry) for found in wanted]
             deadline_ns = self._clock.now_ns() + _READ_NS
-            answer = await self.reserve(items, owner=_OWNER, lease_ns=_READ_NS + 10 * SECOND, deadline_ns=self._clock.now_ns() + SECOND)
+            answer = await self.reserve(items, owner=OWNER, lease_ns=_READ_NS + 10 * SECOND, deadline_ns=self._clock.now_ns() + SECOND)
             granted = [(found, grant) for found, grant in zip(wanted, answer.grants, strict=True) if isinstance(grant, Granted)]
             if not granted:
                 return
@@ -218,7 +219,7 @@ class Tiers:
             for _ in range(_MAX_SINKS):
                 left = [key for key, entry in zip(left, beside.find(left), strict=True) if entry is None]
                 now_ns = self._clock.now_ns()
-                held = self._pool.hold(left, owner=_OWNER, lease_ns=_LIFT_NS + 10 * SECOND, now_ns=now_ns)
+                held = self._pool.hold(left, owner=OWNER, lease_ns=_LIFT_NS + 10 * SECOND, now_ns=now_ns)
                 if not held.lease_id:
                     return
                 views = {key: self._pool.view(key) for key, place in zip(left, held.found, strict=True) if place is not None}

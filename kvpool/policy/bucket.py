@@ -29,6 +29,11 @@ class TokenBucket:
         """Take `tokens`; nanoseconds to wait before using them, 0 when they were there."""
         self._settle(now_ns)
         self._tokens -= tokens
+        return self.debt_ns(now_ns)
+
+    def debt_ns(self, now_ns: int) -> int:
+        """How long it takes at this rate until all that was taken is paid."""
+        self._settle(now_ns)
         return 0 if self._tokens >= 0 else int(-self._tokens / self._rate * SECOND)
 
     def _settle(self, now_ns: int) -> None:

@@ -351,6 +351,10 @@ class PoolState:
         """Whether somebody is writing the block."""
         return key in self._blocks.reserved
 
+    def writers(self) -> set[str]:
+        """Owners of live write leases."""
+        return {lease.owner for lease in self._leases.all() if lease.writes is not None}
+
     def due(self, now_ns: int) -> tuple[int, int, int]:
         """What `tick` would end at `now_ns`: leases, blocks whose ttl is over, the bytes these take. Looks at all."""
         over = [self._blocks.committed[BlockKey(key)] for key in self._expiries.due(now_ns)]

@@ -53,6 +53,8 @@ class MemoryAdmin:
         """Blocks that other nodes have too: what a drain waits for."""
         self.homeless: set[BlockKey] = set()
         """Blocks that no other node has room for: a drain doesn't wait for them."""
+        self.adrift = 0
+        """How many of these lie behind a gap in their chain."""
 
     # What clients and bad luck do
 
@@ -205,6 +207,7 @@ class MemoryAdmin:
             block_bytes=sum(block.length for block in self.blocks.values()),
             safe_blocks=len(safe),
             safe_bytes=sum(block.length for block in safe),
+            counters={"adrift": self.adrift},
         )
 
     def _inspection(self, key: BlockKey, story: tuple[str, ...]) -> a.Inspection:

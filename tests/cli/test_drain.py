@@ -105,3 +105,14 @@ def test_nodes_shows_states(cluster: TwinCluster) -> None:
     states = {node["id"][0]: node["state"] for node in cluster.json("nodes", exit_code=2)}
     assert states == {"a": "active", "b": "active", "d": "joining"}
     assert "joining" in cluster.run("nodes").output
+
+
+def test_blocks_of_which_nobody_knows_where_they_belong_are_told_with_exit_code_3(cluster: TwinCluster) -> None:
+    """They would go with the node: exit code 0 would be a lie."""
+    first, second = cluster.a.blocks
+    cluster.a.moved.add(first)
+    cluster.a.homeless.add(second)
+    cluster.a.adrift = 1
+    said = cluster.json("drain", A, exit_code=3)
+    assert (said["done"], said["balance"]["counters"]["adrift"]) == (False, 1)
+    assert "gap in their chain" in cluster.run("drain", A).output
