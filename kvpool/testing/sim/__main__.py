@@ -2,6 +2,7 @@
 
 --seed S --trace            a transcript of one seed, and its verdict
 --seeds 500 --events 2000   many seeds; with --json one JSON object in the last line
+--nodes 5                   a cluster of so many nodes instead of one node
 """
 
 import argparse
@@ -9,12 +10,16 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from kvpool.testing.sim.marks import Coverage
+from kvpool.testing.sim.cluster import CLUSTER_MARKS, run_cluster
+from kvpool.testing.sim.marks import DISK_MARKS, MARKS, Coverage
 from kvpool.testing.sim.run import Verdict, run_seed
+
+Run = Callable[..., Verdict]
+"""Runs one seed: (seed, events, write_line)."""
 
 
 def main() -> int:
@@ -23,6 +28,7 @@ def main() -> int:
         prog="python -m kvpool.testing.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--nodes", type=int, default=1, help="how many nodes")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, counting up")
     parser.add_argument("--events", type=int, default=2000, help="events with faults per seed; the proof of liveness comes on top")
     parser.add_argument("--trace", action="store_true", help="print a transcript of --seed")
@@ -30,25 +36,27 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes; the result doesn't depend on it")
     options = parser.parse_args()
     logging.disable()  # a tier's complaints about faults that are made on purpose are no news
-    if options.trace:
-        return _report([run_seed(options.seed, options.events, print)], time.perf_counter(), as_json=options.json)
+    run: Run = run_seed if options.nodes == 1 else partial(run_cluster, nodes=options.nodes)
+    coverage = Coverage((*MARKS, *DISK_MARKS) if options.nodes == 1 else CLUSTER_MARKS)
     started_s = time.perf_counter()
+    if options.trace:
+        return _report([run(options.seed, options.events, write_line=print)], started_s, coverage, as_json=options.json)
     seeds = range(options.seed, options.seed + options.seeds)
-    return _report(_verdicts(seeds, options.events, options.jobs), started_s, as_json=options.json)
+    return _report(_verdicts(run, seeds, options.events, options.jobs), started_s, coverage, as_json=options.json)
 
 
-def _verdicts(seeds: range, events: int, jobs: int) -> Iterator[Verdict]:
-    run = partial(run_seed, events=events)
+def _verdicts(run: Run, seeds: range, events: int, jobs: int) -> Iterator[Verdict]:
+    one = partial(run, events=events)
     if jobs == 1:
-        yield from map(run, seeds)
+        yield from map(one, seeds)
         return
     with ProcessPoolExecutor(jobs) as processes:
-        yield from processes.map(run, seeds, chunksize=8)
+        yield from processes.map(one, seeds, chunksize=8)
 
 
-def _report(verdicts: Iterable[Verdict], started_s: float, *, as_json: bool) -> int:
+def _report(verdicts: Iterable[Verdict], started_s: float, coverage: Coverage, *, as_json: bool) -> int:
     """Print violations as they come and the sums at the end."""
-    coverage, digest, events, delivered, count, violations = Coverage(), 0, 0, 0, 0, list[str]()
+    digest, events, delivered, count, violations = 0, 0, 0, 0, list[str]()
     for verdict in verdicts:
         count += 1
         coverage.add(verdict.coverage)

@@ -64,8 +64,8 @@ class Coverage:
 
     __slots__ = ("counts",)
 
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = dict.fromkeys((*MARKS, *DISK_MARKS), 0)
+    def __init__(self, marks: tuple[str, ...] = (*MARKS, *DISK_MARKS)) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(marks, 0)
 
     def hit(self, mark: str) -> None:
         """The world is in the situation `mark`, one of the above."""

@@ -1,0 +1,35 @@
+"""Named situations of a cluster that the fixed budget of seeds must reach; see `kvpool.testing.sim.marks`."""
+
+from typing import Final
+
+CLUSTER_MARKS: Final = (
+    "bits flipped",
+    "block let go",
+    "block pushed",
+    "client crashed",
+    "client frozen",
+    "config changed",
+    "cut in one direction",
+    "drain cancelled",
+    "drain ended",
+    "drain under way when faults end",
+    "hot extent spread",
+    "message lost",
+    "near copies fetched",
+    "node cut off from all others",
+    "node cut off from the store",
+    "node frozen beyond its lease",
+    "node in quarantine",
+    "node joined others",
+    "node killed",
+    "node lost power",
+    "node restarted under a new incarnation",
+    "read found less than was stored",
+    "read went to a second node",
+    "steady block read",
+    "store claimed blocks on some targets only",
+    "store down",
+    "store emptied",
+    "world came to rest",
+    "zombie wrote after its lease",
+)
