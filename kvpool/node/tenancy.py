@@ -1,12 +1,13 @@
 """What a tenant sees of a node: its own blocks, and nothing that tells of anybody else's.
 
 `TenantPool` stands between the wire and the node's handler. A caller that is bound to no tenant (workers, operators, everybody on an open
-node) passes through. For one that is:
+node) passes through; only with the right `worker` may it speak for tenants. For one that is bound:
 
 * `reserve` writes in the tenant's name whatever the call says, and never near copies, which count against no quota.
 * A block of another tenant, or of nobody, is absent: `lookup` says 0, `acquire` misses, `reserve` says NO_SPACE. Not EXISTS, which would
   say that somebody has it; not GRANTED, which would overwrite it. Keys hold the tenant's salt, so only who was told a key meets this.
-* A lease belongs to the tenant that took it; to others its number means nothing. Operators see it under the principal's name.
+* A lease belongs to the tenant that took it; to others its number means nothing. Operators see it under the principal's name. It is
+  paid for when it is taken, so no more bytes move under it than twice what it covers.
 * `describe` offers no shared memory and no UCX, which open the whole arena, and shows no books: they would tell what others do.
 """
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from kvpool.block import KEY_BYTES, BlockKey
 from kvpool.clock import Clock
-from kvpool.errors import AccessError, ConfigError
+from kvpool.errors import AccessError, ConfigError, LimitError
 from kvpool.node.handler import NodeHandler
 from kvpool.node.tiers import Tiers
 from kvpool.policy.rates import Rates
@@ -35,11 +36,15 @@ Owners = Callable[[Sequence[BlockKey]], list[str | None]]
 
 _SWEEP_AT = 1024
 _MAX_LEASE_MS = 3_600_000
+_TIMES = 2
 
 
 class _Lease(NamedTuple):
+    """Whose it is, until when, how many bytes may still move under it, and the keys it is for if it is for writing."""
+
     tenant: str
     until_ns: int
+    left: int
     writes: tuple[bytes, ...] = ()
 
 
@@ -83,6 +88,8 @@ class TenantPool:
         """See `PoolHandler.reserve`."""
         who = caller()
         if who.tenant is None:
+            if (tenant or near) and not who.may(Right.WORKER):
+                raise AccessError(f"{who.name} may not write for tenants, nor near copies: that takes the right worker")
             return await self._inner.reserve(owner, lease_ms, blocks, sequence=sequence, tenant=tenant, near=near, patience_s=patience_s)
         if near:
             raise AccessError("near copies are made by the deployment's own workers")
@@ -95,8 +102,8 @@ class TenantPool:
         )
         granted = [block for block, grant in zip(wanted, grants, strict=True) if grant[0] is Outcome.GRANTED]
         if lease_id:
-            self._note(lease_id, who.tenant, lease_ms, tuple(block.key for block in granted))
-        self._pay(who.tenant, sum(block.length for block in granted))
+            nbytes = sum(block.length for block in granted)
+            self._note(lease_id, who.tenant, lease_ms, nbytes, tuple(block.key for block in granted))
         answers = iter([self._own(block.key, grant, who.tenant) for block, grant in zip(wanted, grants, strict=True)])
         return lease_id, [next(answers) if of in (None, who.tenant) else (Outcome.NO_SPACE, 0) for of in kept]
 
@@ -123,14 +130,13 @@ class TenantPool:
             wanted = [key for key, own in zip(wanted, mine, strict=True) if own]
             lease_id, places = await self._inner.acquire(signed, lease_ms, wanted, sequence=sequence, patience_s=0.0, fetch_from=())
         if lease_id:
-            self._note(lease_id, tenant, lease_ms)
+            self._note(lease_id, tenant, lease_ms, sum(place[1] for place in places if place is not None))
         found = dict(zip(wanted, places, strict=True))
-        self._pay(tenant, sum(place[1] for place in places if place is not None))
         return lease_id, [found.get(key) for key in keys]
 
     def stored(self, keys: Sequence[bytes]) -> list[Stored | None]:
         """For the deployment's own nodes only."""
-        if caller().tenant is not None:
+        if not caller().may(Right.WORKER):
             raise AccessError("what it takes to store blocks elsewhere is told to the deployment's own nodes only")
         return self._inner.stored(keys)
 
@@ -156,7 +162,13 @@ class TenantPool:
         """See `PoolHandler.window`."""
         if not self._holds(lease_id):
             raise ConfigError(f"range {offset}+{length} is not covered by lease {lease_id}; it may have ended")
-        return self._inner.window(lease_id, offset, length, write=write)
+        window = self._inner.window(lease_id, offset, length, write=write)
+        known = self._leases.get(lease_id)
+        if known is not None:
+            if length > known.left:
+                raise LimitError(f"lease {lease_id} has moved its bytes {_TIMES} times; take another one")
+            self._leases[lease_id] = known._replace(left=known.left - length)
+        return window
 
     def _mine(self, keys: Sequence[bytes], tenant: str) -> list[bool]:
         return [of == tenant for of in self._owners([_key(key) for key in keys])]
@@ -174,14 +186,17 @@ class TenantPool:
         known = self._leases.get(lease_id)
         return tenant is None or (known is not None and known.tenant == tenant)
 
-    def _note(self, lease_id: int, tenant: str, lease_ms: int, writes: tuple[bytes, ...] = ()) -> None:
+    def _note(self, lease_id: int, tenant: str, lease_ms: int, nbytes: int, writes: tuple[bytes, ...] = ()) -> None:
+        """Keep whose lease this is, and let the tenant pay for what it covers."""
         if len(self._leases) >= self._sweep_at:
             now_ns = self._clock.now_ns()
             for ended in [number for number, lease in self._leases.items() if lease.until_ns <= now_ns]:
                 self._forget(ended)
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._leases))
-        self._leases[lease_id] = _Lease(tenant, self._until(lease_ms), writes)
+        self._leases[lease_id] = _Lease(tenant, self._until(lease_ms), _TIMES * nbytes, writes)
         self._writing.update(dict.fromkeys(writes, lease_id))
+        if self._rates is not None and nbytes:
+            self._rates.paid(tenant, nbytes, self._clock.now_ns())
 
     def _forget(self, lease_id: int) -> None:
         lease = self._leases.pop(lease_id, None)
@@ -191,10 +206,6 @@ class TenantPool:
 
     def _until(self, lease_ms: int) -> int:
         return self._clock.now_ns() + min(lease_ms, _MAX_LEASE_MS) * MS
-
-    def _pay(self, tenant: str, nbytes: int) -> None:
-        if self._rates is not None and nbytes:
-            self._rates.paid(tenant, nbytes, self._clock.now_ns())
 
 
 def owners_in(state: PoolState, tiers: Tiers) -> Owners:

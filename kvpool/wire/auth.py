@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ import grpc.aio
 
 from kvpool.clock import Clock
 from kvpool.errors import AccessError
-from kvpool.policy.rates import Rates
+from kvpool.policy.rates import Bucket, Rates
 from kvpool.security.audit import AuditLog
 from kvpool.security.principal import ANYBODY, Principal, Right
 from kvpool.security.tokens import TokenTable
@@ -50,6 +51,7 @@ METHODS: Mapping[str, tuple[Right, ...]] = {
     "/kvpool.v1.Access/WhoAmI": (),
     "/kvpool.v1.Access/SetRates": (_ADMIN,),
     "/kvpool.v1.Peer/Handover": (_WORKER,),
+    "/kvpool.v1.Peer/Heads": (_WORKER,),
     "/kvpool.v1.Events/Watch": (_WORKER, _ADMIN),
     "/kvpool.v1.Worker/Prefill": (_WORKER,),
     "/kvpool.v1.Worker/Decode": (_WORKER,),
@@ -58,12 +60,19 @@ METHODS: Mapping[str, tuple[Right, ...]] = {
 """Any one of the rights is enough; none named: whoever has a token."""
 
 _caller: ContextVar[Principal] = ContextVar("kvpool_caller", default=ANYBODY)
+_recheck: ContextVar[Callable[[], object]] = ContextVar("kvpool_recheck", default=lambda: None)
 _BEARER = "bearer "
+_STRANGERS_PER_S = 1.0
 
 
 def caller() -> Principal:
     """Who made the call that is being served here."""
     return _caller.get()
+
+
+def recheck() -> None:
+    """For calls that last: raises `AccessError` once the token by which this one was let in is revoked."""
+    _recheck.get()()
 
 
 @contextlib.contextmanager
@@ -89,6 +98,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._tokens = tokens
         self._rates = rates
         self._audit = audit
+        self._strangers = Bucket(_STRANGERS_PER_S, clock.now_ns())
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Called by gRPC for every call, before its request is read."""
@@ -98,11 +108,23 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method, rights = details.method, METHODS.get(details.method)
         principal, refusal = self._admit(method, rights, details.invocation_metadata)
         _caller.set(principal)
+        if self._tokens is not None and refusal is None:
+            _recheck.set(partial(self._tokens.principal, _token_in(details.invocation_metadata)))
         if refusal is not None:
             handler = _refusing(handler, *refusal)
-        if self._audit is not None and rights is not None and _ADMIN in rights and len(rights) == 1:
+        if self._audit is not None and rights == (_ADMIN,) and self._worth_a_line(principal):
             handler = _audited(handler, self._audit, method, principal.name)
         return handler
+
+    def _worth_a_line(self, principal: Principal) -> bool:
+        """Of strangers one line a second: the log is rotated, so whoever may fill it may empty it."""
+        now_ns = self._clock.now_ns()
+        if principal is not _NOBODY:
+            return True
+        if self._strangers.wait_ns(now_ns, needed=1.0):
+            return False
+        self._strangers.take(1, now_ns)
+        return True
 
     def _admit(self, method: str, rights: tuple[Right, ...] | None, metadata: Any) -> tuple[Principal, tuple[grpc.StatusCode, str] | None]:
         """Who calls, and why they may not (None: they may)."""
@@ -140,7 +162,7 @@ def _token_in(metadata: Any) -> str:
 
 
 def _refusing(handler: Any, code: grpc.StatusCode, why: str) -> Any:
-    """A handler like `handler` that only refuses."""
+    """A handler like `handler` that only refuses. What a stranger sends is not even read: a message may have megabytes."""
 
     async def refuse(request: Any, context: grpc.aio.ServicerContext) -> Any:
         await context.abort(code, why)
@@ -149,6 +171,8 @@ def _refusing(handler: Any, code: grpc.StatusCode, why: str) -> Any:
         await context.abort(code, why)
         yield
 
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return grpc.stream_unary_rpc_method_handler(refuse, response_serializer=handler.response_serializer)
     return _rewrapped(handler, refuse, refuse_stream)
 
 

@@ -25,11 +25,15 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # in spite of its name: how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (*OPTIONS, ("grpc.so_reuseport", 0))
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # strangers hold a connection for no longer
+)
 
 
 def open_channel(address: str, security: Security = PLAIN) -> Any:

@@ -14,6 +14,7 @@ import grpc.aio
 from kvpool.errors import DeadlineError, KvpoolError
 from kvpool.request.events import EventBatch
 from kvpool.wire import fence
+from kvpool.wire.auth import recheck
 from kvpool.wire.convert_events import batch_to_pb
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import events_pb2_grpc as rpc
@@ -53,6 +54,7 @@ class _Servicer(rpc.EventsServicer):
             fence.check(context.invocation_metadata(), self._handler.identity, needed=False)
             async with aclosing(self._handler.watch(request.incarnation, request.sequence)) as batches:
                 async for batch in batches:
+                    recheck()
                     await _write(context, batch_to_pb(batch))
         except KvpoolError as error:
             await context.abort(code_of(error), str(error))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvpool.errors import ConfigError, KvpoolError
 from kvpool.request.pool import Grant, NodeDescription, Place, Reservation, Stored
 from kvpool.wire import convert, fence
+from kvpool.wire.auth import recheck
 from kvpool.wire.channel import CHUNK_BYTES
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import pool_pb2 as pb
@@ -151,6 +152,7 @@ class _Servicer(rpc.PoolServicer):
         try:
             self._check(context, needed=True)
             async for chunk in requests:
+                recheck()
                 data = np.frombuffer(chunk.data, np.uint8)
                 self._handler.window(chunk.lease_id, chunk.offset, data.nbytes, write=True)[:] = data
                 written += data.nbytes
@@ -159,9 +161,10 @@ class _Servicer(rpc.PoolServicer):
         return pb.WriteResponse(written=written)
 
     def _pieces(self, request: Any) -> Iterator[bytes]:
-        """The asked ranges in chunks; the lease is checked again for every chunk, because it may end meanwhile."""
+        """The asked ranges in chunks; lease and token are checked again for every chunk, because they may end meanwhile."""
         for asked in request.ranges:
             for at in range(0, asked.length, CHUNK_BYTES):
+                recheck()
                 length = min(CHUNK_BYTES, asked.length - at)
                 yield self._handler.window(request.lease_id, asked.offset + at, length, write=False).tobytes()
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvpool.block import BlockKey
 from kvpool.clock import MonotonicClock
-from kvpool.errors import AccessError, ConfigError
+from kvpool.errors import AccessError, ConfigError, LimitError
 from kvpool.node.admin import NodeAdmin
 from kvpool.node.tenancy import TenantPool, owners_in
 from kvpool.policy.rates import Rates, TenantLimits
@@ -184,6 +184,43 @@ async def test_worker_speaks_for_any_tenant(rigs: Rigs) -> None:
         assert pool.lookup(CHAIN) == b"\1\1\1"
     with called_by(BOB):
         assert pool.lookup(CHAIN) == b"\0\0\0"
+
+
+async def test_only_the_deployment_speaks_for_tenants(rigs: Rigs) -> None:
+    """Who is bound to no tenant writes for nobody: not into a tenant's name and quota, no near copies past every quota."""
+    pool = guarded(rigs(8))
+    with called_by(Principal(name="loose", rights=USER)):
+        with pytest.raises(AccessError, match="worker"):
+            await reserve(pool, CHAIN, tenant="a")
+        with pytest.raises(AccessError, match="worker"):
+            await reserve(pool, CHAIN, near=True)
+        with pytest.raises(AccessError):
+            pool.stored(CHAIN)
+        lease_id, outcomes = await reserve(pool, CHAIN)
+        assert outcomes == [Outcome.GRANTED] * 3
+        pool.release(lease_id, ())
+
+
+@pytest.mark.parametrize("write", [False, True])
+async def test_lease_moves_no_more_bytes_than_were_paid_for(rigs: Rigs, write: bool) -> None:
+    """Or one lease, read again and again, would go past every rate. A range may be repeated once."""
+    rig = rigs(8)
+    pool = guarded(rig)
+    with called_by(ALICE):
+        await put(pool, CHAIN[:2], rig)
+        if write:
+            blocks = [Reservation(CHAIN[2], CHAIN[1], 32, LENGTH)]
+            lease_id, places = await pool.reserve("o", 10_000, blocks, sequence=0, tenant="", near=False, patience_s=1.0)
+            offset = places[0][1]
+        else:
+            lease_id, found = await pool.acquire("o", 10_000, CHAIN[:1], sequence=0, patience_s=1.0, fetch_from=())
+            assert found[0] is not None
+            offset = found[0][0]
+        for _ in range(2):
+            assert pool.window(lease_id, offset, LENGTH, write=write).size == LENGTH
+        with pytest.raises(LimitError):
+            pool.window(lease_id, offset, 1, write=write)
+        pool.release(lease_id, ())
 
 
 async def test_bytes_count_against_the_rate_of_the_tenant(rigs: Rigs) -> None:

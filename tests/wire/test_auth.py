@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,16 @@ from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequ
 from kvpool.security.audit import AuditLog
 from kvpool.security.principal import ANYBODY, Right
 from kvpool.security.tokens import TokenTable, new_token, revoke
+from kvpool.testing.events_twin import MemoryEvents
+from kvpool.wire import channel
 from kvpool.wire.access_client import AccessRpc
 from kvpool.wire.access_server import add_access
 from kvpool.wire.auth import METHODS, Gate, caller
-from kvpool.wire.channel import bind, make_server
+from kvpool.wire.channel import bind, make_server, open_channel
 from kvpool.wire.credentials import Security
+from kvpool.wire.events_client import EventsRpc
+from kvpool.wire.events_server import add_events
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.guard import Guard
 from kvpool.wire.status import error_of
 from kvpool.wire.worker_client import WorkerClient
@@ -94,6 +100,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     gate = Gate(clock=MonotonicClock(), tokens=TokenTable(tokens), rates=rates, audit=AuditLog(audit))
     server = make_server([gate])
     add_access(server, Guard(tokens=TokenTable(tokens)))
+    add_events(server, MemoryEvents(NodeIdentity("a" * 32, 7), ring=16, watchers=2))
     address = bind(server, "127.0.0.1:0")
     await server.start()
     yield Served(address, tokens, audit, limits, server)
@@ -125,6 +132,78 @@ async def test_revoked_token_is_refused_at_the_next_call(served: Served) -> None
     with pytest.raises(AccessError, match="revoked"):
         await client.who_am_i(5)
     await client.close()
+
+
+async def test_stream_ends_when_its_token_is_revoked(served: Served) -> None:
+    """A call may last for ever; a revoked consumer must not go on to hear what the node holds."""
+    _, token = new_token(served.tokens, name="consumer", tenant=None, rights=["worker"], now_s=0)
+    path = served.tokens.with_name("consumer")
+    path.write_text(token)
+    events = EventsRpc(served.address, security=Security(token_file=path))
+    async with aclosing(events.watch(0, 0, 20)) as batches:
+        await anext(batches)
+        revoke(served.tokens, "consumer")
+        with pytest.raises(AccessError, match="revoked"):
+            async for _ in batches:
+                pass
+    await events.close()
+
+
+async def test_message_of_a_stranger_is_not_read(served: Served) -> None:
+    """Who has no token gets its answer before its megabytes are taken in."""
+    read: list[int] = []
+
+    def deserialize(message: bytes) -> bytes:
+        read.append(len(message))
+        return message
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return b""
+
+    row = grpc.unary_unary_rpc_method_handler(answer, request_deserializer=deserialize, response_serializer=bytes)
+    server = make_server([Gate(clock=MonotonicClock(), tokens=TokenTable(served.tokens))])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("kvpool.v1.Pool", {"Lookup": row}),))
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with open_channel(address) as open_one:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await open_one.unary_unary("/kvpool.v1.Pool/Lookup")(bytes(8 << 20), timeout=20)
+    await server.stop(0)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert read == []
+
+
+async def test_strangers_can_not_fill_the_audit_log(served: Served) -> None:
+    """It is rotated: whoever may add lines without a token could so push out those that tell of operators."""
+    stranger = AccessRpc(served.address)
+    for _ in range(50):
+        with pytest.raises(AccessError):
+            await stranger.set_rates("a", requests_per_s=1, bytes_per_s=1, timeout_s=5)
+    await stranger.close()
+    await served.written()
+    known = served.client("admin")
+    for _ in range(50):
+        with pytest.raises(ConfigError):
+            await known.set_rates("a", requests_per_s=1, bytes_per_s=1, timeout_s=5)
+    await known.close()
+    async with asyncio.timeout(20):
+        while (text := served.audit.read_text()).count('"who":"alice"') < 50:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert 1 <= text.count('"who":"unknown"') < 40
+
+
+async def test_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or strangers could use up all that a server may open."""
+    quick = tuple((name, 100 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in channel.SERVER_OPTIONS)
+    monkeypatch.setattr(channel, "SERVER_OPTIONS", quick)
+    server = make_server()
+    host, _, port = bind(server, "127.0.0.1:0").rpartition(":")
+    await server.start()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(20):
+        await reader.read()
+    writer.close()
+    await server.stop(0)
 
 
 async def test_right_that_is_missing_is_named(served: Served) -> None:
