@@ -3,6 +3,7 @@
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from kvpool.errors import ConfigError
 
 PRIVATE = 0o600
+LOCK_S = 5.0
+"""Longest wait for another process that changes the same file."""
+_POLL_S = 0.01
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -42,7 +46,18 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"can't lock {path}: {error.strerror}") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, path)
         yield
     finally:
         os.close(lock)
+
+
+def _lock(lock: int, path: Path) -> None:
+    deadline_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise ConfigError(f"another process has been changing {path} for {LOCK_S:g} s; see what it is doing") from None
+            time.sleep(_POLL_S)

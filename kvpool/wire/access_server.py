@@ -1,5 +1,6 @@
 """Who a caller is to this server, and the rates of tenants: the servicer of access.proto."""
 
+import asyncio
 from typing import Any
 
 import grpc.aio
@@ -35,7 +36,8 @@ class _Servicer(rpc.AccessServicer):
         try:
             if self._guard.book is None:
                 raise ConfigError("this server keeps no limits; start it with --tenants FILE")
-            self._guard.book.change(request.tenant, requests_per_s=request.requests_per_s, bytes_per_s=request.bytes_per_s)
+            rates = {"requests_per_s": request.requests_per_s, "bytes_per_s": request.bytes_per_s}
+            await asyncio.to_thread(self._guard.book.change, request.tenant, **rates)
         except KvpoolError as error:
             await context.abort(code_of(error), str(error))
         return pb.SetRatesResponse()
