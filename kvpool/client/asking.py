@@ -74,11 +74,11 @@ async def _ask(
         return None
     except DeadlineError as error:
         log.warning("node %s: %s", ref.node_id[:8], error)
-        await core.links.gave_up(ref, limit_s)
+        await core.links.gave_up(ref, limit_s, link)
         return None
     except RemoteError as error:
         log.warning("node %s: %s", ref.node_id[:8], error)
-        await core.links.failed(ref)
+        await core.links.failed(ref, link=link)
         return None
     finally:
         health.end(ref, number, time.monotonic_ns(), answered=answered)

@@ -1,6 +1,7 @@
 """Work that nobody waits for: kept from being collected half done, and given a bounded time when the client closes."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -23,3 +24,10 @@ class Background:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in late:
                 task.cancel()
+
+
+async def outlast(work: "asyncio.Future[Any]") -> None:
+    """Wait for the end of `work` however often the waiting task is cancelled: a thread uses memory that is let go of after this."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work])

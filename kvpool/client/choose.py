@@ -28,9 +28,9 @@ def check_transport(transport: str) -> str:
 def open_reach(node: NodeDescription, address: str, transport: str, *, skip: Sequence[str] = (), security: Security = PLAIN) -> Reach:
     """The best working reach to `node`, whose control plane is at `address`. Blocks for at most a few seconds.
 
-    `skip` names reaches that failed lately; they are not tried under `auto`. Raises `UnavailableError` saying why none works.
+    `skip` names reaches that failed lately; under `auto` they are tried last. Raises `UnavailableError` saying why none works.
     """
-    wanted = [name for name in REACHES if name not in skip] if transport == AUTO else [transport]
+    wanted = sorted(REACHES, key=lambda name: name in skip) if transport == AUTO else [transport]
     reasons: list[str] = []
     for name in wanted:
         try:
@@ -40,7 +40,7 @@ def open_reach(node: NodeDescription, address: str, transport: str, *, skip: Seq
             continue
         log.info("node %s at %s: reach %s%s", node.node_id[:8], address, name, f" ({'; '.join(reasons)})" if reasons else "")
         return reach
-    raise UnavailableError(f"no reach to node {node.node_id[:8]} at {address}: {'; '.join(reasons) or 'all failed lately'}")
+    raise UnavailableError(f"no reach to node {node.node_id[:8]} at {address}: {'; '.join(reasons)}")
 
 
 def _shm(node: NodeDescription, address: str, security: Security) -> Reach:

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from kvpool.block import BlockKey, Namespace
 from kvpool.block.frame import Framer
-from kvpool.client.background import Background
+from kvpool.client.background import Background, outlast
 from kvpool.client.leasing import keep_alive
 from kvpool.client.links import Links
 from kvpool.client.plan import placements
 from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.client.transfer import Lease, Stages, Touch, Transfer
-from kvpool.errors import ClosedError, RemoteError, UnavailableError
+from kvpool.errors import ClosedError, KvpoolError, UnavailableError
 from kvpool.policy.placement import Placement
 from kvpool.transport import host_boot_id
 from kvpool.wire.credentials import PLAIN, Security
@@ -42,7 +42,8 @@ class Core:
         self.background = Background()
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.host = host_boot_id()
-        self.closed = False
+        self.ending = asyncio.Event()
+        """Set once the client is closed: for its views too."""
         self._stages = Stages(self.framer.frame_bytes(self.block_tokens))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
 
@@ -55,17 +56,26 @@ class Core:
         return view
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing may begin any more."""
+        return self.ending.is_set()
+
+    @property
     def copies(self) -> int:
         """Copies wanted of each block of this namespace."""
         return self.links.config.copies_of(self.fingerprint)
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` once the client is closed."""
+        if self.closed:
+            raise ClosedError("this client was closed")
 
     def placed(self, chain: Sequence[BlockKey], first: int, count: int) -> tuple[list[Placement], dict[str, NodeRef]]:
         """Where each of chain[first : first + count] lives, and all nodes by id; without a node no placements.
 
         Ownership follows from who is alive, for everybody alike; a node that failed a moment ago is a miss, not disowned.
         """
-        if self.closed:
-            raise ClosedError("this client was closed")
+        self.check_open()
         refs = {ref.node_id: ref for ref in self.links.nodes()}
         if not refs:
             self.links.look_again()
@@ -77,6 +87,7 @@ class Core:
         """Run `mover` in a worker thread, its leases kept alive meanwhile. A cancelled task stops the thread and waits for it first."""
         if not transfer.pieces:
             return
+        self.check_open()
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._threads, mover, self.framer, self._stages, touch)
         renewal = loop.create_task(keep_alive(transfer, length_ms))
@@ -84,7 +95,9 @@ class Core:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             transfer.stopped.set()
-            await asyncio.wait([work])  # bounded by the transfer's deadline
+            await outlast(work)  # bounded by the transfer's deadline
+            if work.cancelled():  # it never began
+                self.check_open()
             raise
         finally:
             renewal.cancel()
@@ -99,15 +112,17 @@ class Core:
         for number, error in transfer.failed.items():
             link = transfer.leases[number].link
             log.warning("transfer with node %s: %s", link.node.node_id[:8], error)
-            await self.links.failed(link.node, "data", reach=link.reach.name if isinstance(error, UnavailableError) else None)
+            reach = link.reach.name if isinstance(error, UnavailableError) else None
+            await self.links.failed(link.node, "data", reach=reach, link=link)
 
     def let_go(self, leases: Sequence[Lease], suspect: Mapping[int, Sequence[BlockKey]]) -> None:
         """Release leases in the background: the caller has what it came for. `suspect`: keys that failed validation, by number."""
 
         async def release(lease: Lease, keys: Sequence[BlockKey]) -> None:
             try:
-                await lease.link.rpc.release(lease.id, keys, CONTROL_S)
-            except RemoteError as error:
+                async with self.links.control(lease.link) as rpc:
+                    await rpc.release(lease.id, keys, CONTROL_S)
+            except KvpoolError as error:
                 log.debug("release on node %s: %s; the lease will run out", lease.link.node.node_id[:8], error)
 
         for number, lease in enumerate(leases):

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.block import BlockKey, check_frame
+from kvpool.client.background import outlast
 from kvpool.client.leasing import MARGIN_MS, lease_ms
 from kvpool.client.links import NodeLink
 from kvpool.client.transfer import Stages
@@ -175,7 +176,7 @@ async def _finished(work: "asyncio.Future[list[bool]]") -> list[bool]:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait([work])
+        await outlast(work)
         raise
 
 

@@ -1,20 +1,27 @@
 """Connections to the nodes: opened once per (node, incarnation), shared by all calls, given up and re-opened when they fail.
 
 A node that fails to answer is left alone for a while (`health.py` says how long), so a dead node costs one failed call, not one per block;
-one that keeps failing is probed by connecting to it anew, and reported to the cluster as long as it is ill. A reach that fails
-while `auto` is set is skipped for `_REACH_COOLDOWN_NS`: the next call takes the next best one, visibly (log, status).
+one that keeps failing is probed by connecting to it anew, and reported to the cluster as long as it is ill. A reach that fails while `auto`
+is set is the last choice for `_REACH_COOLDOWN_NS`: the next call takes the next best one, visibly (log, status). Where there is no other
+it is taken again, and is its node's failure if it fails again.
+
+Calls share connections, so one that breaks fails many calls. Only the first of them is a failure of the node: whoever says `failed` names
+the `link` it used, and one that was given up before is no news.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from kvpool.client.choose import AUTO, check_transport, open_reach
 from kvpool.client.health import FAIR_NS, Health, Plane
 from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.cluster.config import ClusterConfig
-from kvpool.errors import AccessError, ClosedError, DeadlineError, LimitError, RemoteError, UnavailableError
+from kvpool.errors import AccessError, ClosedError, DeadlineError, KvpoolError, LimitError, RemoteError, UnavailableError
 from kvpool.transport import Reach
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
@@ -87,7 +94,7 @@ class Links:
         async def probe(ref: NodeRef) -> None:
             try:
                 await self.link(ref, _PROBE_S)
-            except (RemoteError, ClosedError) as error:
+            except KvpoolError as error:
                 log.info("node %s doesn't answer its probe: %s", ref.node_id[:8], error)
                 return
             log.info("node %s answers its probe and is asked again", ref.node_id[:8])
@@ -107,7 +114,7 @@ class Links:
         async def one(ref: NodeRef) -> str | None:
             try:
                 await self.link(ref, timeout_s)
-            except (RemoteError, ClosedError) as error:
+            except KvpoolError as error:
                 log.info("node %s at %s can't be connected to yet: %s", ref.node_id[:8], ref.address, error)
                 return str(error)
             return None
@@ -133,13 +140,13 @@ class Links:
         if task is None:
             task = asyncio.create_task(self._connect(ref))
             self._open[ref] = task
+            task.add_done_callback(partial(self._forget_failed, ref))
         try:
             return await asyncio.wait_for(asyncio.shield(task), timeout_s)
         except TimeoutError as error:
             await self.gave_up(ref, timeout_s)
             raise DeadlineError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
         except (AccessError, LimitError):
-            self._open.pop(ref, None)
             self.late(ref)  # it answers, so nothing ails it: no failure in a row, and nothing to report
             raise
         except RemoteError:
@@ -151,13 +158,27 @@ class Links:
                 raise
             raise UnavailableError(f"the connection to the node at {ref.address} was given up by another call") from None
 
-    async def failed(self, ref: NodeRef, plane: Plane = "control", *, reach: str | None = None) -> None:
-        """Give up the connection to `ref`: one of its planes, or only its `reach`, failed."""
+    @asynccontextmanager
+    async def control(self, link: NodeLink) -> AsyncIterator[PoolRpc]:
+        """The control plane of `link`; if that was given up meanwhile, a connection to the same life of its node for this once."""
+        if self._holds(link):
+            yield link.rpc
+            return
+        rpc = self._rpc(link.node)
+        try:
+            yield rpc
+        finally:
+            await rpc.close()
+
+    async def failed(self, ref: NodeRef, plane: Plane = "control", *, reach: str | None = None, link: NodeLink | None = None) -> None:
+        """Give up the connection to `ref`: one of its planes, or only its `reach`, failed. With `link` only if that is the connection."""
+        if link is not None and not self._holds(link):
+            return
         now_ns = time.monotonic_ns()
-        if reach is not None and self._transport == AUTO:
-            self._skip_until_ns[ref.node_id, reach] = now_ns + _REACH_COOLDOWN_NS
-        else:
+        if reach is None or self._transport != AUTO or self._skip_until_ns.get((ref.node_id, reach), 0) > now_ns:
             self.health.failed(ref, plane, now_ns)
+        if reach is not None:
+            self._skip_until_ns[ref.node_id, reach] = now_ns + _REACH_COOLDOWN_NS
         task = self._open.pop(ref, None)
         if task is not None:
             log.warning("node %s at %s: %s failed; giving the connection up", ref.node_id[:8], ref.address, reach or "it")
@@ -165,10 +186,10 @@ class Links:
         self._forget_the_gone()
         self.look_again()
 
-    async def gave_up(self, ref: NodeRef, after_s: float) -> None:
+    async def gave_up(self, ref: NodeRef, after_s: float, link: NodeLink | None = None) -> None:
         """A control call to `ref` was not answered in the time it had: a failure if that was fair, else it just rests."""
         if after_s * SECOND >= FAIR_NS:
-            await self.failed(ref)
+            await self.failed(ref, link=link)
         else:
             self.late(ref)
 
@@ -188,20 +209,49 @@ class Links:
     async def _connect(self, ref: NodeRef) -> NodeLink:
         now_ns = time.monotonic_ns()
         skip = [name for (node_id, name), until in self._skip_until_ns.items() if node_id == ref.node_id and until > now_ns]
-        rpc = PoolRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation), self._security)
+        rpc = self._rpc(ref)
         try:
             description = await rpc.describe(2.0)
-            reach = await asyncio.to_thread(open_reach, description, ref.address, self._transport, skip=skip, security=self._security)
+            opener = partial(open_reach, description, ref.address, self._transport, skip=skip, security=self._security)
+            reach = await _opened(opener)
         except BaseException:
             await rpc.close()
             raise
         return NodeLink(node=ref, rpc=rpc, reach=reach)
+
+    def _rpc(self, ref: NodeRef) -> PoolRpc:
+        return PoolRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation), self._security)
+
+    def _holds(self, link: NodeLink) -> bool:
+        """Whether `link` is the connection to its node."""
+        task = self._open.get(link.node)
+        return task is not None and task.done() and not task.cancelled() and not task.exception() and task.result() is link
+
+    def _forget_failed(self, ref: NodeRef, task: "asyncio.Task[NodeLink]") -> None:
+        """A connection that could not be opened is tried anew by the next call, whatever the reason was."""
+        if (task.cancelled() or task.exception() is not None) and self._open.get(ref) is task:
+            del self._open[ref]
 
     def _forget_the_gone(self) -> None:
         """Bound the books."""
         now_ns = time.monotonic_ns()
         self.health.keep_only(set(self._source.nodes()))
         self._skip_until_ns = {key: until for key, until in self._skip_until_ns.items() if until > now_ns}
+
+
+async def _opened(opener: Callable[[], Reach]) -> Reach:
+    """What `opener` opens in a thread; closed as soon as it is there if nobody waits for it any more."""
+    work = asyncio.get_running_loop().run_in_executor(None, opener)
+
+    def close(late: "asyncio.Future[Reach]") -> None:
+        if not late.cancelled() and late.exception() is None:
+            late.get_loop().run_in_executor(None, late.result().close)
+
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(close)
+        raise
 
 
 async def _discard(task: "asyncio.Task[NodeLink]") -> None:

@@ -40,7 +40,6 @@ class AsyncPoolClient:
         self.under_replicated = 0
         """Copies that were missing after a store of this client, in all: their nodes were away or full. The nodes repair them."""
         self._core = Core(namespace, source, transport, security)
-        self._ending = asyncio.Event()
 
     @classmethod
     async def open(
@@ -121,8 +120,7 @@ class AsyncPoolClient:
     async def close(self) -> None:
         """Finish what runs in the background (bounded), disconnect. A second call does nothing."""
         if not self._core.closed:
-            self._core.closed = True
-            self._ending.set()
+            self._core.ending.set()
             await self._core.close()
 
     async def __aenter__(self) -> Self:
@@ -139,4 +137,4 @@ class AsyncPoolClient:
             if eager:
                 await self.connect()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), _TEND_S)
+                await asyncio.wait_for(self._core.ending.wait(), _TEND_S)

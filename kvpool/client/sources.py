@@ -71,7 +71,8 @@ class MembershipSource:
         """The membership's last view."""
         seen = members, quarantined = self._membership.members(_ROLE), self._membership.quarantined()
         if seen != self._seen:
-            self._nodes = tuple(sorted((_ref(m, quarantined=m.identity in quarantined) for m in members), key=lambda ref: ref.node_id))
+            refs = (_ref(member, quarantined=member.identity in quarantined) for member in members)
+            self._nodes = tuple(sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.node_id))
             self._seen = seen
         return self._nodes
 
@@ -93,10 +94,14 @@ class MembershipSource:
             await asyncio.to_thread(self._membership.close)
 
 
-def _ref(member: Member, *, quarantined: bool) -> NodeRef:
+def _ref(member: Member, *, quarantined: bool) -> NodeRef | None:
+    """The node that a member is; None when it doesn't say which life of it this is, since then no call could be meant for it."""
+    incarnation = member.info.get("incarnation", "")
+    if not (incarnation.isascii() and incarnation.isdecimal()):
+        return None
     return NodeRef(
         node_id=member.id,
-        incarnation=int(member.info["incarnation"]),
+        incarnation=int(incarnation),
         address=member.address,
         placed=node_from_info(member.id, member.info, quarantined=quarantined),
         membership=member.incarnation,

@@ -8,6 +8,7 @@ A place that fails ends nothing but itself: a reader learns how far it got and u
 elsewhere; a writer goes on with the other copies.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,9 +22,11 @@ from kvpool.block import BlockKey
 from kvpool.block.frame import Framer
 from kvpool.client.links import NodeLink
 from kvpool.client.plan import Piece, Window, windows
-from kvpool.errors import ClosedError, DeadlineError, FrameError, KvpoolError, RemoteError
+from kvpool.errors import ClosedError, ConfigError, DeadlineError, FrameError, KvpoolError, RemoteError
 from kvpool.transport import Reach, Run
 from kvpool.units import MIB, SECOND
+
+log = logging.getLogger(__name__)
 
 Payload = npt.NDArray[np.uint8]
 Touch = Callable[[int, Payload], None]
@@ -153,6 +156,10 @@ class Transfer:
             deadline_ns = min(deadline_ns, fair_ns)
         try:
             way(lease.link.reach)(runs, buffer, lease_id=lease.id, deadline_ns=deadline_ns)
+        except ConfigError as error:  # the node doesn't know the lease any more, or it never covered these places
+            log.warning("lease %d on node %s is of no use: %s", lease.id, lease.link.node.node_id[:8], error)
+            self.lost.add(number)
+            return False
         except (RemoteError, ClosedError) as error:
             if isinstance(error, DeadlineError) and lease.link.reach.name == "shm":
                 self.stopped.set()  # a copy in memory was late because this host is busy: the node has no part in it

@@ -25,6 +25,7 @@ from kvpool.client.retention import Retention, priority_of
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Lease, Touch, Transfer
 from kvpool.clock import seconds_left
+from kvpool.errors import DeadlineError
 from kvpool.policy.placement import Placement
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.units import MS, SECOND
@@ -213,6 +214,6 @@ async def _commit(core: Core, transfer: Transfer, near: Collection[int], first: 
     groups = [
         _Group(transfer.leases[number].link.node, [index - first for index in indices], number in near, number)
         for number, indices in transfer.written.items()
-        if number not in transfer.failed
+        if not isinstance(transfer.failed.get(number), DeadlineError)
     ]
     await _ask_each(core, groups, commit, committed, seen, time.monotonic_ns() + int(CONTROL_S * SECOND))
