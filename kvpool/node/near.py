@@ -17,7 +17,7 @@ from kvpool.client.frames import Frame, fetch
 from kvpool.client.links import Links
 from kvpool.client.sources import NodeRef
 from kvpool.clock import Clock
-from kvpool.errors import ClosedError, RemoteError
+from kvpool.errors import AccessError, ClosedError, DeadlineError, LimitError, RemoteError
 from kvpool.node.tiers import Tiers
 from kvpool.pool import Granted, PoolState, Reserve
 from kvpool.tier import Arena
@@ -135,7 +135,10 @@ class NearCopies:
             except (RemoteError, ClosedError) as error:
                 log.warning("near copies from node %s: %s", ref.node_id[:8], error)
                 self.counters["near_failed"] += 1
-                await self._links.failed(ref)
+                if isinstance(error, DeadlineError):
+                    await self._links.gave_up(ref, left_s, link)
+                elif not isinstance(error, (AccessError, LimitError)):
+                    await self._links.failed(ref, link=link)
                 return [*missing, *keys[at:]]
             finally:
                 for lease in writes:

@@ -4,10 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvpool.block import BlockKey
+from kvpool.client import health
+from kvpool.errors import DeadlineError, LimitError, RemoteError
 from kvpool.node.service import PoolNode
 from kvpool.policy.placement import read_order
 from kvpool.request.pool import NEAR
@@ -158,6 +161,26 @@ async def test_fetch_takes_no_longer_than_its_caller_waits_and_the_next_one_find
     gate.set()
     assert await patient == len(chain)
     assert near.counters["near_fetched"] == len(chain)
+
+
+async def test_impatient_readers_make_no_owner_ill(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node reports to the cluster whom it can't reach: a reader that has no time must not get owners voted out. Nor must a refusal."""
+    monkeypatch.setattr(health, "REST_NS", 0)
+    chain = await foreign(reader)
+    errors: list[RemoteError] = [DeadlineError("too late"), LimitError("above its rate")]
+
+    async def late(*args: Any, **options: Any) -> Any:
+        raise errors[0]
+
+    monkeypatch.setattr(PoolRpc, "acquire_stored", late)
+    links = reader.cluster.side(reader.node).links
+    for _ in errors.copy():
+        for _ in range(4):
+            assert await reader.get(chain[:1], limit_s=0.9) == 0
+        assert links.health.ill() == []
+        assert not any(map(links.resting, links.nodes()))
+        errors.reverse()
+    assert reader.cluster.counters(reader.node.node_id)["near_failed"] >= 8
 
 
 async def test_near_copies_can_be_switched_off(reader: Reader) -> None:
