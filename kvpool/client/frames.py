@@ -12,6 +12,7 @@ what is left of its ttl and priority, its tenant, its place in the chain.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from kvpool.client.leasing import MARGIN_MS, lease_ms
 from kvpool.client.links import NodeLink
 from kvpool.client.transfer import Stages
 from kvpool.clock import seconds_left
-from kvpool.errors import DeadlineError, FrameError, RemoteError
+from kvpool.errors import ConfigError, DeadlineError, FrameError, RemoteError, UnavailableError
 from kvpool.request.pool import Outcome, Reservation, Stored
 from kvpool.transport import Run, merge_runs
 from kvpool.units import MIB
@@ -159,7 +160,8 @@ def _send(link: NodeLink, lease_id: int, granted: Sequence[tuple[Frame, int]], f
         sound = [ok and _sound(data, frame.key) for (frame, data), ok in zip(spots, fill(spots), strict=True)]
         good = merge_runs(run for run, ok in zip(runs, sound, strict=True) if ok)
         if good:
-            link.reach.write(good, buffer, lease_id=lease_id, deadline_ns=deadline_ns)
+            with _lease_may_end():
+                link.reach.write(good, buffer, lease_id=lease_id, deadline_ns=deadline_ns)
     return sound
 
 
@@ -167,8 +169,18 @@ def _receive(
     link: NodeLink, lease_id: int, placed: Sequence[tuple[Frame, int]], runs: Sequence[Run], arena: Bytes, deadline_ns: int
 ) -> list[bool]:
     if runs:
-        link.reach.read(merge_runs(runs), arena, lease_id=lease_id, deadline_ns=deadline_ns)
+        with _lease_may_end():
+            link.reach.read(merge_runs(runs), arena, lease_id=lease_id, deadline_ns=deadline_ns)
     return [_sound(arena[offset : offset + frame.stored.length], frame.key) for frame, offset in placed]
+
+
+@contextmanager
+def _lease_may_end() -> Iterator[None]:
+    """A node that moves bytes itself refuses to under a lease that has ended: this process stood still for longer than that."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UnavailableError(f"the lease ended before the bytes had moved: {error}") from error
 
 
 async def _finished(work: "asyncio.Future[list[bool]]") -> list[bool]:

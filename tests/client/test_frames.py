@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from kvpool.client.frames import Bytes, Frame, batches, fetch, push
 from kvpool.client.links import NodeLink
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Stages
+from kvpool.errors import UnavailableError
 from kvpool.policy.placement import PlacedNode
 from kvpool.request.pool import NEAR, Stored
 from kvpool.testing.node_process import NodeProcess
@@ -144,6 +146,35 @@ async def test_fetched_frames_are_checked_on_arrival_and_only_found_ones_get_roo
         assert np.array_equal(arena[65_536 : 65_536 + keeper.length], keeper.frames[keeper.keys[0]])
         assert (await link.rpc.describe(LIMIT_S)).read_leases == 0
         assert await fetch(link, [stranger], settle, arena, owner="me", threads=keeper.threads, deadline_ns=_soon()) == (0, [])
+
+
+async def test_copy_whose_lease_ended_meanwhile_is_a_failure_of_the_other_side(
+    node: NodeProcess, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stood still for longer than a lease must be told so in a way that ends one batch, not all that it is doing."""
+    keeper = Keeper(namespace, "late", 2)
+    async with linked(node, "grpc") as link:
+
+        def losing(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            async def answered(*arguments: Any, **more: Any) -> Any:
+                answer = await call(*arguments, **more)
+                await link.rpc.release(answer[0], (), LIMIT_S)
+                return answer
+
+            return answered
+
+        async def settle(frames: Sequence[Frame]) -> tuple[int, list[int | None]]:
+            return 0, [index * keeper.length for index in range(len(frames))]
+
+        more = {"owner": "me", "threads": keeper.threads, "deadline_ns": _soon()}
+        with monkeypatch.context() as patch:
+            patch.setattr(link.rpc, "reserve", losing(link.rpc.reserve))
+            with pytest.raises(UnavailableError, match="lease ended"):
+                await push(link, keeper.listed(), keeper.fill, stages=Stages(0), **more)  # type: ignore[arg-type]
+        await push(link, keeper.listed(), keeper.fill, stages=Stages(0), **more)  # type: ignore[arg-type]
+        monkeypatch.setattr(link.rpc, "acquire_stored", losing(link.rpc.acquire_stored))
+        with pytest.raises(UnavailableError, match="lease ended"):
+            await fetch(link, keeper.keys, settle, np.empty(2 * keeper.length, np.uint8), **more)  # type: ignore[arg-type]
 
 
 async def test_cancelled_push_leaves_no_reservation(node: NodeProcess, namespace: Namespace) -> None:
