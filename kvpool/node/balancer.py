@@ -6,7 +6,8 @@ something to do, when the news have reached everybody, and now and then to repai
 push makes the node *settled*.
 
 A node without free memory is pushed only what the last change made its own, and that once. Whatever else it lacks it has evicted, and
-would evict something else for.
+would evict something else for. Nor is any node given a block twice while the cluster stays as it is, or only much later (`again_s`):
+a tenant may be at its quota there.
 
 The walk stays off the event loop's back: a slice is some hundred blocks, and a round that nothing hurries rests between slices four times
 as long as they take.
@@ -28,6 +29,7 @@ from kvpool.errors import ClosedError, ConfigError, RemoteError
 from kvpool.node.handler import NodeHandler
 from kvpool.node.inventory import Held, Inventory
 from kvpool.node.near import OWNER as NEAR_OWNER
+from kvpool.node.peers import Peers
 from kvpool.node.pushing import Pusher
 from kvpool.node.standing import Standing
 from kvpool.node.tiers import OWNER as TIERS_OWNER
@@ -48,6 +50,7 @@ _RETRY_S = 0.5
 _MAX_RETRY_S = 30.0
 _REST = 4
 _QUIET_S = 1.0
+_MAX_GIVEN = 1 << 17
 _OWN_WRITERS = {NEAR_OWNER, TIERS_OWNER}
 _ROOM_PERCENT = 5
 """A node with less free memory than this is full."""
@@ -55,9 +58,11 @@ _ROOM_PERCENT = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceSettings:
-    """`repair_s`: between rounds when nothing happens. `news_s`: within so long a change of the cluster is known to everybody."""
+    """`repair_s`: between rounds when nothing happens. `news_s`: within so long a change of the cluster is known to everybody. `again_s`:
+    so long a node isn't given again what it was given and lacks."""
 
     repair_s: float = 60.0
+    again_s: float = 600.0
     news_s: float = 10.0
 
 
@@ -106,6 +111,7 @@ class Balancer:
         pusher: Pusher,
         clock: Clock,
         links: Links,
+        peers: Peers | None,
         connected: Callable[[], bool],
         settings: BalanceSettings,
     ) -> None:
@@ -120,6 +126,7 @@ class Balancer:
         self._pusher = pusher
         self._clock = clock
         self._links = links
+        self._peers = peers
         self._connected = connected
         self._settings = settings
         self._rate: int | None = None
@@ -130,6 +137,8 @@ class Balancer:
         self._settled: Situation | None = None
         self._since: tuple[Situation, int] | None = None
         self._retry_s = _RETRY_S
+        self._given: dict[tuple[str, BlockKey], None] = {}
+        self._given_ns = 0
         self.counters = dict.fromkeys(("rounds", "pushed_extents", "dropped"), 0)
 
     @property
@@ -174,6 +183,12 @@ class Balancer:
             return None
         return self._last.left[node.node_id]
 
+    def heads(self, keys: Sequence[bytes], extent_tokens: int) -> list[bytes]:
+        """See `PeerHandler.heads`. Nodes that go by different extents tell each other nothing."""
+        if extent_tokens != self._links.config.extent_tokens:
+            return [b""] * len(keys)
+        return [self._inventory.head(BlockKey(key), extent_tokens) or b"" for key in keys]
+
     def report(self) -> Balance:
         """How far this node is: by the round under way, or the last one once there is nothing left to do."""
         last = self._last
@@ -210,6 +225,9 @@ class Balancer:
         """One round; how long to rest afterwards."""
         before, pushed = self._last, self._pusher.counters["pushed"]
         first = before is None or before.situation != situation
+        if first or self._clock.now_ns() - self._given_ns > self._settings.again_s * SECOND:
+            self._given.clear()
+            self._given_ns = self._clock.now_ns()
         done = await self._round(situation, first=first, hurried=first or before is None or not self._clean(before))
         if done is None:
             return 0.0
@@ -248,11 +266,22 @@ class Balancer:
                     return None
                 began_ns = self._clock.now_ns()
                 if held:
-                    await self._slice(now, held)
+                    await self._slice(now, await self._with_heads(situation.config.extent_tokens, held))
                 await asyncio.sleep(0 if hurried else _REST * (self._clock.now_ns() - began_ns) / SECOND)
         finally:
             self._now = None
         return now
+
+    async def _with_heads(self, extent_tokens: int, held: Sequence[Held]) -> Sequence[Held]:
+        """`held`, with what others know of the extents of blocks whose chain is broken here."""
+        lost = [one.key for one in held if one.head is None]
+        if self._peers is None or not lost:
+            return held
+        gaps = self._inventory.gaps(lost)
+        told = await self._peers.heads(list(dict.fromkeys(gaps.values())), extent_tokens)
+        heads = {key: told[gap] for key, gap in gaps.items() if gap in told}
+        self._inventory.learn(heads)
+        return [one._replace(head=heads[one.key]) if one.key in heads else one for one in held]
 
     async def _slice(self, now: _Round, held: Sequence[Held]) -> None:
         """Ask, judge, push, let go."""
@@ -269,7 +298,11 @@ class Balancer:
         push: dict[str, list[Held]] = {}
         drop: list[BlockKey] = []
         for one in own:
-            declined = {target for target in targets[one.key] if target in now.full and target in former[one.key]}
+            declined = {
+                target
+                for target in targets[one.key]
+                if (target, one.key) in self._given or (target in now.full and target in former[one.key])
+            }
             verdict = self._judge(now, one, targets[one.key], said, declined)
             for target in verdict.push:
                 if target not in declined:
@@ -356,6 +389,9 @@ class Balancer:
             log.warning("pushing %d blocks to node %s: %s", len(blocks), target[:8], error)
             await self._links.failed(ref)
             return
+        if len(self._given) > _MAX_GIVEN:
+            self._given.clear()
+        self._given.update(dict.fromkeys((target, key) for key in sent))
         self.counters["pushed_extents"] += len({one.head for one in blocks if one.key in sent and one.head == one.key})
 
     async def _let_go(self, keys: Sequence[BlockKey]) -> None:

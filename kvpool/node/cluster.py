@@ -18,6 +18,7 @@ from kvpool.node.handler import NodeHandler
 from kvpool.node.heat import Heat
 from kvpool.node.inventory import Inventory
 from kvpool.node.near import NearCopies
+from kvpool.node.peers import Peers
 from kvpool.node.pushing import Pusher
 from kvpool.node.standing import Standing, first_state
 from kvpool.node.tiers import Tiers
@@ -52,7 +53,10 @@ class NodePlace:
 
 
 class ClusterSide:
-    """The cluster side of one node. Made before the node serves, `await join(...)` once it does."""
+    """The cluster side of one node. Made before the node serves, `await join(...)` once it does.
+
+    `ask_heads`: whether it asks others for the extents of blocks whose chain is broken here.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class ClusterSide:
         *,
         settings: BalanceSettings,
         security: Security,
+        ask_heads: bool = False,
     ) -> None:
         self._me = me
         self._membership = membership
@@ -78,11 +83,12 @@ class ClusterSide:
         self.links = Links(MembershipSource(membership, owned=False), "auto", security)
         inventory = Inventory(pool, arena, tiers)
         bucket = TokenBucket(self.links.config.rebalance_bytes_per_s, clock.now_ns())
-        self.pusher = Pusher(pool, arena, tiers, clock, self.links, self._threads, bucket, handler.examine)
+        self.pusher = Pusher(pool, arena, tiers, clock, self.links, self._threads, bucket, handler)
         self.near = NearCopies(me.node_id, pool, arena, tiers, clock, self.links, self._threads)
         self.heat = Heat(me.node_id, pool, inventory, self.pusher, clock, self.links)
+        self._peers = Peers(me.node_id, self.links, security) if ask_heads else None
         self.balancer = Balancer(
-            me, handler, pool, tiers, inventory, self.pusher, clock, self.links, lambda: membership.connected, settings
+            me, handler, pool, tiers, inventory, self.pusher, clock, self.links, self._peers, lambda: membership.connected, settings
         )
 
     async def join(self, address: str, info: Mapping[str, str]) -> Registration:
@@ -111,7 +117,10 @@ class ClusterSide:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(self.balancer.stop(), self.heat.stop(), self.near.close(), self.links.close())
+        await asyncio.gather(self.balancer.stop(), self.heat.stop(), self.near.close())
+        if self._peers is not None:
+            await self._peers.close()
+        await self.links.close()
         self._threads.shutdown(wait=True)
 
     def counted(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from kvpool.units import SECOND
 
 SLICE = 256
 _MAX_KNOWN = 1 << 16
+_MAX_CLIMB = 1024
 _READ_NS = 5 * SECOND
 _FINGERPRINT_AT, _BLOCK_TOKENS_AT = 76, 94
 """Where a frame's header has the namespace, and the tokens of a whole block (u16); see `kvpool.block.header`."""
@@ -44,6 +45,7 @@ class Inventory:
         self._arena = arena
         self._tiers = tiers
         self._known: dict[BlockKey, BlockKey | None] = {}
+        self._next_depth: dict[BlockKey, int] = {}
         self._namespaces: dict[BlockKey, str] = {}
 
     async def slices(self, extent_tokens: int) -> AsyncIterator[list[Held]]:
@@ -57,18 +59,44 @@ class Inventory:
             yield here
         del keys
         for tier in self._tiers.all():
-            entries = await asyncio.to_thread(_listed, tier)
+            entries, self._next_depth = await asyncio.to_thread(_listed, tier)
             for at in range(0, len(entries), SLICE):
                 some = [one for one in entries[at : at + SLICE] if one[0] not in seen]
                 if tier is self._tiers.beside:
                     seen.update(key for key, _ in some)
                 yield [Held(key, self.head(key, extent_tokens), length, False) for key, length in some]
+            self._next_depth = {}
 
     def head(self, key: BlockKey, extent_tokens: int) -> BlockKey | None:
         """The head of the extent of a block that is here."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()
         return extent_head(key, self._link, extent_tokens, self._block_tokens, self._known)
+
+    def gaps(self, keys: Sequence[BlockKey]) -> dict[BlockKey, BlockKey]:
+        """For blocks whose heads can't be told: the first block above each that isn't here, in the same extent."""
+        seen: dict[BlockKey, BlockKey | None] = {}
+        for key in keys:
+            at, path, gap = key, list[BlockKey](), None
+            while at not in seen and len(path) < _MAX_CLIMB:
+                found = self._link(at)
+                if found is None:
+                    gap = at
+                    break
+                path.append(at)
+                if found[0] is None:
+                    break
+                at = found[0]
+            else:
+                gap = seen.get(at)
+            if path == [key] and self._block_tokens(key) is None:
+                gap = None  # it may be the first of an extent: how long that is can't be told
+            seen.update(dict.fromkeys(path, gap))
+        return {key: gap for key in keys if (gap := seen.get(key)) is not None}
+
+    def learn(self, heads: Mapping[BlockKey, BlockKey]) -> None:
+        """Others have told the heads of these blocks."""
+        self._known.update(heads)
 
     def fingerprint(self, key: BlockKey) -> str | None:
         """The namespace (32 hex digits) of a block in the arena."""
@@ -107,8 +135,11 @@ class Inventory:
         return None if found is None else (found.entry.parent, found.entry.depth)
 
     def _block_tokens(self, key: BlockKey) -> int | None:
-        data = self._header(key, _BLOCK_TOKENS_AT, 2)
-        return None if data is None else int.from_bytes(data, "little") or None
+        """By its own header, if it is in the arena; else by a block that follows it in the tier that is being walked."""
+        data, link = self._header(key, _BLOCK_TOKENS_AT, 2), self._link(key)
+        if data is not None:
+            return int.from_bytes(data, "little") or None
+        return self._next_depth[key] - link[1] if key in self._next_depth and link is not None else None
 
     def _header(self, key: BlockKey, at: int, nbytes: int) -> bytes | None:
         place = self._pool.locate(key)
@@ -117,6 +148,7 @@ class Inventory:
         return self._arena.view(place.offset + at, nbytes).tobytes()
 
 
-def _listed(tier: Tier) -> list[tuple[BlockKey, int]]:
-    """Keys and lengths of all that a tier holds. Blocking."""
-    return [(entry.key, entry.length) for entry in tier.entries()]
+def _listed(tier: Tier) -> tuple[list[tuple[BlockKey, int]], dict[BlockKey, int]]:
+    """Keys and lengths of all that a tier holds, and at which depth the block after a key begins. Blocking."""
+    entries = list(tier.entries())
+    return [(one.key, one.length) for one in entries], {one.parent: one.depth for one in entries if one.parent is not None}

@@ -6,7 +6,7 @@ what is cold displaces nothing from the arena. What turns out to be damaged here
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from kvpool.block import BlockKey
@@ -15,7 +15,7 @@ from kvpool.client.links import Links
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Stages
 from kvpool.clock import Clock
-from kvpool.node.handler import stored_block
+from kvpool.node.handler import NodeHandler, stored_block
 from kvpool.node.tiers import Tiers
 from kvpool.policy.bucket import TokenBucket
 from kvpool.pool import PoolState
@@ -36,7 +36,7 @@ _STEP_S = 0.2
 
 
 class Pusher:
-    """Pushes for one node. `damaged` is told of a key whose frame in the arena may be damaged. On the event loop."""
+    """Pushes for one node. `handler` drops what is damaged. On the event loop."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Pusher:
         links: Links,
         threads: Executor,
         bucket: TokenBucket,
-        damaged: Callable[[BlockKey], None],
+        handler: NodeHandler,
     ) -> None:
         self._pool = pool
         self._arena = arena
@@ -55,7 +55,7 @@ class Pusher:
         self._clock = clock
         self._links = links
         self._threads = threads
-        self._damaged = damaged
+        self._handler = handler
         self._stages = Stages(BATCH_BYTES, keep=1)
         self._turn = asyncio.Lock()
         self.bucket = bucket
@@ -88,8 +88,12 @@ class Pusher:
         places = {key: place for key, place in zip(keys, held.found, strict=True) if place is not None}
         lower = {found.entry.key: found.tier for found in self._tiers.find([key for key in keys if key not in places]) if found is not None}
 
+        read: set[BlockKey] = set()
+
         def fill(wanted: Sequence[tuple[Frame, Bytes]]) -> list[bool]:
-            return self._fill(wanted, {key: self._arena.view(*place) for key, place in places.items()}, lower, now_ns + BATCH_NS)
+            got = self._fill(wanted, {key: self._arena.view(*place) for key, place in places.items()}, lower, now_ns + BATCH_NS)
+            read.update(frame.key for (frame, _), ok in zip(wanted, got, strict=True) if ok and frame.key in lower)
+            return got
 
         pushed = Pushed([], [], [], [])
         try:
@@ -98,7 +102,7 @@ class Pusher:
             )
         finally:
             for frame in pushed.unsound:
-                self._damaged(frame.key)
+                (self._handler.drop_damaged if frame.key in read else self._handler.examine)(frame.key)
             if held.lease_id:
                 self._pool.release(held.lease_id, self._clock.now_ns())
             self.counters["pushed"] += len(pushed.written)

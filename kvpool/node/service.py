@@ -154,6 +154,7 @@ class PoolNode:
                 clock,
                 settings=config.balance,
                 security=guard.security,
+                ask_heads=True,
             )
             admin.balancer = self.cluster.balancer
             add_peer(self._server, self.cluster.balancer)

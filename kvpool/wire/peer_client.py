@@ -1,5 +1,6 @@
 """A pool node's connection to another one for what only nodes ask: plain values in and out, kvpool errors only."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvpool.wire.credentials import PLAIN, Security
@@ -20,3 +21,9 @@ class PeerRpc(NodeRpc):
         """Whether the node has pushed to `me` all that is `me`'s, as far as it holds it."""
         request = pb.HandoverRequest(node_id=me.node_id, incarnation=me.incarnation)
         return bool((await self._call(self._stub.Handover, request, timeout_s)).done)
+
+    async def heads(self, keys: Sequence[bytes], extent_tokens: int, timeout_s: float) -> list[bytes]:
+        """The first block of the extent of each of `keys`; empty where the node can't tell."""
+        answer = await self._call(self._stub.Heads, pb.HeadsRequest(keys=keys, extent_tokens=extent_tokens), timeout_s)
+        self._same_length(len(answer.heads), len(keys))
+        return list(answer.heads)

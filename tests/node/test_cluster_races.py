@@ -5,18 +5,21 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvpool.node.inventory import Inventory
+from kvpool.node.opening import TierConfig
 from kvpool.request.admin import Balance
 from kvpool.request.pool import Outcome, Reservation
-from kvpool.units import SECOND
+from kvpool.tier.contract import Record
+from kvpool.units import MIB, SECOND
 from kvpool.wire.admin_client import AdminRpc
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_client import PoolRpc
 
 from .cluster_rig import BLOCK_TOKENS, EXTENT_BLOCKS, LIMIT_S, Cluster
-from .conftest import FRAMER, LENGTH, Rigs, chain, until
+from .conftest import FRAMER, LENGTH, SIZE, Rigs, chain, until
 
 FIRST, SECOND_NODE = f"{0:032x}", f"{1:032x}"
 
@@ -144,3 +147,57 @@ async def _slow_then_fast(cluster: Cluster) -> Balance:
     finally:
         await admin.close()
     return await cluster.drain(FIRST)
+
+
+async def test_tenant_at_its_quota_is_not_pushed_to_again_and_again(cluster: Cluster) -> None:
+    """What a node let go to keep a tenant to its quota is not lacking: pushing it would push out another block of that tenant, for ever."""
+    await cluster.open(2, copies=2)
+    cluster.pool(cluster.nodes[SECOND_NODE]).set_quota("t", 8 * SIZE)
+    chains = cluster.chains(20, EXTENT_BLOCKS)
+    await cluster.store(chains, tenant="t")
+    await cluster.settled()
+    side, other = (cluster.side(cluster.nodes[name]) for name in (FIRST, SECOND_NODE))
+    pushed, rounds = side.counted()["pushed"], side.balancer.counters["rounds"]
+    await until(lambda: side.balancer.counters["rounds"] >= rounds + 3)
+    assert side.counted()["pushed"] == pushed
+    assert other.counted()["pushed"] == 0
+    assert all(cluster.holders(key) >= {FIRST} for keys in chains for key in keys)
+
+
+async def test_extents_that_only_the_disk_has_find_their_heads_whatever_their_length(rigs: Rigs) -> None:
+    """56 tokens hold three blocks of 16; that a block is the first of its extent is seen without its parent, which lives elsewhere."""
+    rig = rigs(32, below=64)
+    keys = chain("cold", 9)
+    await rig.put(keys)
+    await until(lambda: not any(view.dirty or view.holders for key in keys if (view := rig.state.view(key, holders=True)) is not None))
+    for key in keys:
+        rig.state.discard(key)
+    await rig.tiers.remove(keys[:3])
+    heads = {held.key: held.head async for some in Inventory(rig.state, rig.arena, rig.tiers).slices(56) for held in some}
+    assert heads == {key: keys[3 + index // 3 * 3] for index, key in enumerate(keys[3:])}
+
+
+async def test_block_that_went_to_disk_damaged_does_not_keep_a_drain_from_ending(cluster: Cluster, tmp_path: Path) -> None:
+    """A disk gives back whole what it was given damaged: that is no block, and it is found out before it is sent."""
+    await cluster.open(0)
+    await cluster.node(FIRST, tiers=TierConfig(ssd=tmp_path / "ssd", ssd_bytes=256 * MIB))
+    await cluster.node(SECOND_NODE)
+    await cluster.settled()
+    (key,) = cluster.chains(1, 1)[0]
+    below = cluster.side(cluster.nodes[FIRST]).pusher._tiers.below
+    assert below is not None
+    await asyncio.to_thread(below.put, [Record(key, None, 0, np.ones(LENGTH, np.uint8))], time.monotonic_ns() + 10 * SECOND)
+    report = await cluster.drain(FIRST)
+    assert report.blocks == report.safe_blocks
+    assert cluster.holders(key) == set()
+
+
+async def test_longer_extents_cost_no_block(cluster: Cluster) -> None:
+    """What begins in the middle of an extent is held without its head: who has the head tells where it belongs."""
+    await cluster.open(3)
+    chains = cluster.chains(20, 4 * EXTENT_BLOCKS)
+    await cluster.store(chains)
+    await cluster.configure(extent_tokens=4 * BLOCK_TOKENS * EXTENT_BLOCKS)
+    await cluster.settled()
+    assert [await cluster.load(keys) for keys in chains] == [4 * EXTENT_BLOCKS] * len(chains)
+    assert sum(cluster.side(node).balancer.report().counters["adrift"] for node in cluster.nodes.values()) == 0

@@ -80,11 +80,14 @@ def test_acquire_that_fetches_and_asks_for_details_on_the_wire() -> None:
 
 
 def test_near_reservations_and_peers_on_the_wire() -> None:
-    """near 6 of a reserve; node_id 1, incarnation 2 of a hand-over, done 1, left 2 of its answer."""
+    """near 6 of a reserve; node_id 1, incarnation 2 of a hand-over, done 1, left 2 of its answer; keys 1, extent_tokens 2, heads 1."""
     assert pool_pb2.ReserveRequest.FromString(number(6, 1)).near
     asked = peer_pb2.HandoverRequest(node_id="ab", incarnation=7)
     assert asked.SerializeToString(deterministic=True) == blob(1, b"ab") + number(2, 7)
     assert peer_pb2.HandoverResponse(done=True, left=3).SerializeToString(deterministic=True) == number(1, 1) + number(2, 3)
+    heads = peer_pb2.HeadsRequest(keys=[b"ab", b"c"], extent_tokens=9)
+    assert heads.SerializeToString(deterministic=True) == blob(1, b"ab") + blob(1, b"c") + number(2, 9)
+    assert peer_pb2.HeadsResponse(heads=[b"", b"c"]).SerializeToString(deterministic=True) == blob(1, b"") + blob(1, b"c")
 
 
 def test_descriptions_on_the_wire() -> None:

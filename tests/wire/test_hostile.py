@@ -219,6 +219,11 @@ async def user_plays_a_node(on: Target) -> None:
     await on.user("/kvpool.v1.Peer/Handover", peer_pb2.HandoverRequest(node_id="x", incarnation=1))
 
 
+@attack(AccessError, "needs the right worker")
+async def user_asks_for_heads(on: Target) -> None:
+    await on.user("/kvpool.v1.Peer/Heads", peer_pb2.HeadsRequest(keys=[KEY], extent_tokens=512))
+
+
 @attack(AccessError, "needs the right write")
 async def reader_writes(on: Target) -> None:
     token = on.token("reader", "read", tenant="acme")

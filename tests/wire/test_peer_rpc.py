@@ -1,6 +1,6 @@
 """What nodes ask each other, over the wire."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 import pytest
@@ -9,7 +9,7 @@ from kvpool.errors import ConfigError, UnavailableError
 from kvpool.wire.channel import SERVER_OPTIONS, bind
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.peer_client import PeerRpc
-from kvpool.wire.peer_server import add_peer
+from kvpool.wire.peer_server import MAX_HEADS, add_peer
 from kvpool.wire.pool_server import MAX_FETCH_FROM, checked_nodes
 
 ME = NodeIdentity("ab" * 16, 7)
@@ -26,6 +26,9 @@ class Handler:
 
     def left_for(self, node: NodeIdentity) -> int | None:
         return self.left.get(node)
+
+    def heads(self, keys: Sequence[bytes], extent_tokens: int) -> list[bytes]:
+        return [key[:1] * 32 if key[0] and extent_tokens == 512 else b"" for key in keys]
 
 
 @pytest.fixture
@@ -61,6 +64,16 @@ async def test_another_life_of_the_asked_node_does_not_answer(handler: Handler, 
     rpc = PeerRpc(address, ME._replace(incarnation=6))
     with pytest.raises(UnavailableError, match="meant for"):
         await rpc.handed_over(JOINER, 10)
+    await rpc.close()
+
+
+async def test_heads_come_one_a_key_and_not_for_everything_at_once(address: str) -> None:
+    """What isn't known is empty; nobody makes a node search for long."""
+    rpc = PeerRpc(address, ME)
+    assert await rpc.heads([b"ab", b"\0b"], 512, 10) == [b"a" * 32, b""]
+    assert await rpc.heads([b"ab"], 1024, 10) == [b""]
+    with pytest.raises(ConfigError, match="at most"):
+        await rpc.heads([b"a"] * (MAX_HEADS + 1), 512, 10)
     await rpc.close()
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvpool/wire/gen/peer.proto\x12\tkvpool.v1\"7\n\x0fHandoverRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\".\n\x10HandoverResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0c\n\x04left\x18\x02 \x01(\x04\x32K\n\x04Peer\x12\x43\n\x08Handover\x12\x1a.kvpool.v1.HandoverRequest\x1a\x1b.kvpool.v1.HandoverResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvpool/wire/gen/peer.proto\x12\tkvpool.v1\"7\n\x0fHandoverRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\".\n\x10HandoverResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0c\n\x04left\x18\x02 \x01(\x04\"3\n\x0cHeadsRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x15\n\rextent_tokens\x18\x02 \x01(\r\"\x1e\n\rHeadsResponse\x12\r\n\x05heads\x18\x01 \x03(\x0c\x32\x87\x01\n\x04Peer\x12\x43\n\x08Handover\x12\x1a.kvpool.v1.HandoverRequest\x1a\x1b.kvpool.v1.HandoverResponse\x12:\n\x05Heads\x12\x17.kvpool.v1.HeadsRequest\x1a\x18.kvpool.v1.HeadsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOVERREQUEST']._serialized_end=96
   _globals['_HANDOVERRESPONSE']._serialized_start=98
   _globals['_HANDOVERRESPONSE']._serialized_end=144
-  _globals['_PEER']._serialized_start=146
-  _globals['_PEER']._serialized_end=221
+  _globals['_HEADSREQUEST']._serialized_start=146
+  _globals['_HEADSREQUEST']._serialized_end=197
+  _globals['_HEADSRESPONSE']._serialized_start=199
+  _globals['_HEADSRESPONSE']._serialized_end=229
+  _globals['_PEER']._serialized_start=232
+  _globals['_PEER']._serialized_end=367
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,11 @@ class PeerStub:
                 request_serializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HandoverRequest.SerializeToString,
                 response_deserializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HandoverResponse.FromString,
                 _registered_method=True)
+        self.Heads = channel.unary_unary(
+                '/kvpool.v1.Peer/Heads',
+                request_serializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HeadsRequest.SerializeToString,
+                response_deserializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HeadsResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServicer:
@@ -51,6 +56,13 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Heads(self, request, context):
+        """A node whose chains are broken asks for the extents in which the gaps lie.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Handover,
                     request_deserializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HandoverRequest.FromString,
                     response_serializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HandoverResponse.SerializeToString,
+            ),
+            'Heads': grpc.unary_unary_rpc_method_handler(
+                    servicer.Heads,
+                    request_deserializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HeadsRequest.FromString,
+                    response_serializer=kvpool_dot_wire_dot_gen_dot_peer__pb2.HeadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Peer:
             '/kvpool.v1.Peer/Handover',
             kvpool_dot_wire_dot_gen_dot_peer__pb2.HandoverRequest.SerializeToString,
             kvpool_dot_wire_dot_gen_dot_peer__pb2.HandoverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Heads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpool.v1.Peer/Heads',
+            kvpool_dot_wire_dot_gen_dot_peer__pb2.HeadsRequest.SerializeToString,
+            kvpool_dot_wire_dot_gen_dot_peer__pb2.HeadsResponse.FromString,
             options,
             channel_credentials,
             insecure,
