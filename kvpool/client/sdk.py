@@ -176,10 +176,13 @@ async def connect_async(
     if security != PLAIN:
         namespace = await own_namespace(source, namespace, security, timeout_s)
     pool = await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s, security=security)
-    reasons = await pool.connect() if transport != AUTO else []
-    if reasons and not pool.reaches():
+    try:
+        reasons = await pool.connect() if transport != AUTO else []
+        if reasons and not pool.reaches():
+            raise UnavailableError(f"no node can be reached by {transport}: {'; '.join(reasons)}")
+    except BaseException:
         await pool.close()
-        raise UnavailableError(f"no node can be reached by {transport}: {'; '.join(reasons)}")
+        raise
     return AsyncClient(pool, timeout_s)
 
 

@@ -15,6 +15,7 @@ import pytest
 from kvpool.block import BlockKey, Namespace
 from kvpool.client import AsyncPoolClient, asking, choose, leasing, links, pool, transfer
 from kvpool.client.links import NodeLink
+from kvpool.client.sdk import connect_async
 from kvpool.client.sources import MembershipSource
 from kvpool.cluster import open_membership
 from kvpool.errors import ClosedError, ConfigError, UnavailableError
@@ -270,6 +271,49 @@ async def test_reach_that_is_opened_too_late_is_closed(client: AsyncPoolClient, 
     with pytest.raises(UnavailableError):
         await work
     assert await asyncio.to_thread(closed.wait, 20)
+
+
+async def test_client_that_can_not_be_opened_leaves_nothing(spot: Spot, namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gets an error has nothing to close."""
+    closed: list[AsyncPoolClient] = []
+    real = AsyncPoolClient.close
+
+    async def close(self: AsyncPoolClient) -> None:
+        closed.append(self)
+        await real(self)
+
+    async def connect(self: AsyncPoolClient) -> list[str]:
+        raise ConfigError("can't")
+
+    monkeypatch.setattr(AsyncPoolClient, "close", close)
+    monkeypatch.setattr(AsyncPoolClient, "connect", connect)
+    with pytest.raises(ConfigError):
+        await connect_async(spot.node.address, namespace=namespace, transport="grpc")
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("cancels", [1, 3])
+async def test_cancelled_load_waits_for_its_thread_however_often(client: AsyncPoolClient, spot: Spot, cancels: int) -> None:
+    """The thread writes into the caller's memory: a second cancellation must not let go of it."""
+    chain, began, go_on, over = await stored(client), threading.Event(), threading.Event(), threading.Event()
+
+    def slow(index: int, payload: Payload) -> None:
+        began.set()
+        go_on.wait(20)
+        if index == 7:
+            over.set()
+
+    work = asyncio.create_task(client.load(chain, 0, COUNTS, slow, deadline_ns=soon()))
+    await asyncio.to_thread(began.wait, 20)
+    for _ in range(cancels):
+        work.cancel()
+        await asyncio.sleep(0.01)
+    assert not work.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert over.is_set()
+    await no_leases(spot)
 
 
 async def test_node_that_is_slow_to_greet_is_waited_for(client: AsyncPoolClient, spot: Spot) -> None:
