@@ -52,7 +52,6 @@ METHODS: Mapping[str, tuple[Right, ...]] = {
     "/kvpool.v1.Access/SetRates": (_ADMIN,),
     "/kvpool.v1.Peer/Handover": (_WORKER,),
     "/kvpool.v1.Peer/Heads": (_WORKER,),
-    "/kvpool.v1.Peer/Heads": (_WORKER,),
     "/kvpool.v1.Events/Watch": (_WORKER, _ADMIN),
     "/kvpool.v1.Worker/Prefill": (_WORKER,),
     "/kvpool.v1.Worker/Decode": (_WORKER,),
