@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from kvpool.client.leasing import BASE_MS
 from kvpool.node.balancer import Balancer
 from kvpool.policy.placement import NodeState
 from kvpool.testing.sim.cluster.node import Life
@@ -89,7 +90,7 @@ class Faults:
                 return
             for life in sim.lives.values():  # all is at rest: what is here counts from now on
                 for key in life.pool.committed_keys():
-                    if len(sim.judge.holders(key)) >= sim.copies():
+                    if len(sim.judge.holders(key)) >= sim.config.copies:
                         sim.judge.steady[key] = None
         self._stuck_since_ns = sim.loop.now_ns
         self._acts[self._rng.choice(world.faults)]()
@@ -158,7 +159,7 @@ class Faults:
             return
         self._hit("drain ended")
         self._say(f"n{index} is drained")
-        if self._world.kind == "calm":
+        if self._world.roomy:
             sim.judge.may_stop(life)
         life.process.spawn(self._stopped(index, life))
 
@@ -252,10 +253,10 @@ class Faults:
             return
         self._stop(chosen[1].process)
 
-    def _stop(self, process: Process) -> None:
+    def _stop(self, process: Process, for_ns: int = 0) -> None:
         if self.healed or not process.running:
             return
-        for_ns = self._for_ns()
+        for_ns = for_ns or self._for_ns()
         self._say(f"{process.name} is frozen for {for_ns / SECOND:.2f} s")
         if process.name.startswith("n") and for_ns > self._world.lease_ms * MS:
             self._hit("node frozen beyond its lease")
@@ -267,7 +268,9 @@ class Faults:
         if self._trap:
             self._trap = False
             world = self._world
-            self._sim.loop.later(int(self._rng.random() * (world.delay_ns + world.jitter_ns + world.thread_ns)), self._stop, process)
+            in_ns = world.delay_ns + int(self._rng.random() * (world.jitter_ns + world.thread_ns))
+            for_ns = BASE_MS * MS + int(self._rng.random() * SECOND)  # a bit longer than the lease
+            self._sim.loop.later(in_ns, self._stop, process, for_ns)
 
     def _names(self) -> list[str]:
         return [life.process.name for life in self._sim.lives.values()]
@@ -317,20 +320,21 @@ class Faults:
         self._ending(until_ns - self._sim.loop.now_ns, _nothing)
 
     def _flip(self) -> None:
-        """One bit of a stored block."""
+        """One bit in some of the blocks of a node."""
         chosen = self._some()
         keys = chosen[1].pool.committed_keys() if chosen is not None else []
         if chosen is None or not keys:
             return
-        life, key = chosen[1], self._rng.choice(keys)
-        place = life.pool.locate(key)
-        assert place is not None
-        at = place.offset + self._rng.randrange(place.length)
-        life.arena.data[at] ^= 1 << self._rng.randrange(8)
-        life.taint(at, 1)
-        self.flipped += 1
-        self._say(f"a bit of {self._sim.names[key]} flips on {life.process.name}")
-        self._hit("bits flipped")
+        life, share = chosen[1], self._rng.random()
+        for key in [key for key in keys if self._rng.random() < share]:
+            place = life.pool.locate(key)
+            assert place is not None
+            at = place.offset + self._rng.randrange(place.length)
+            life.arena.data[at] ^= 1 << self._rng.randrange(8)
+            life.taint(at, 1)
+            self.flipped += 1
+            self._say(f"a bit of {self._sim.names[key]} flips on {life.process.name}")
+            self._hit("bits flipped")
 
     # Clients
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kvpool.testing.sim.cluster.node import Life
 
 _SPREAD = 0x9E3779B97F4A7C15
-_EXCUSE_NS = 30 * SECOND
+_EXCUSE_NS = 10 * SECOND
 """For so long the loss of a copy may be unknown to a balancer that counted on it: one slice of its round at most."""
 
 
@@ -213,20 +213,23 @@ class Judge:
         if not targets or life.node_id in targets or any(states[target] is not NodeState.ACTIVE for target in targets):
             self.fail(f"{name} lets go of {self.name(key)}, which belongs to {[target[:4] for target in targets]}")
         holders = {other.node_id for other in self.holders(key)}
-        lost_ns = self._lost_ns.get(key)
-        excused = lost_ns is not None and self._loop.now_ns - lost_ns < _EXCUSE_NS
-        if not excused and not set(targets) <= holders:
+        if not self._excused(key) and not set(targets) <= holders:
             self.fail(f"{name} lets go of {self.name(key)}, and a target doesn't have it")
         self._coverage.hit("block let go")
 
     def may_stop(self, life: "Life") -> None:
-        """A drain has ended, in a world without faults: with this node nothing must go that is in order on it."""
+        """A drain has ended: with this node nothing must go that is in order on it, unless another copy went a moment ago."""
         config = life.side.links.config
         for key in life.pool.committed_keys():
             link = life.pool.link(key)
             placed = link is not None and not link[2] and life.side.balancer._inventory.head(key, config.extent_tokens) is not None
-            if placed and self.holders(key) == [life]:
+            if placed and self.holders(key) == [life] and not self._excused(key):
                 self.fail(f"{life.process.name} is drained, and nobody else has {self.name(key)}")
+
+    def _excused(self, key: BlockKey) -> bool:
+        """Whether a copy was lost, by something else than a balancer, so lately that a node may still count on it."""
+        lost_ns = self._lost_ns.get(key)
+        return lost_ns is not None and self._loop.now_ns - lost_ns < _EXCUSE_NS
 
     # Views
 

@@ -12,10 +12,8 @@ from kvpool.cluster.config import ClusterConfig
 from kvpool.cluster.member import Identity, Leased
 from kvpool.cluster.view import View
 from kvpool.node import balancer as balancing
-from kvpool.node import standing as standings
 from kvpool.node.balancer import Balancer
 from kvpool.node.inventory import Held, Inventory
-from kvpool.node.standing import Standing
 from kvpool.policy import moves, placement
 from kvpool.policy.moves import Verdict as Move
 from kvpool.policy.placement import NodeState, Placement
@@ -86,13 +84,6 @@ def _joining_counts_as_firm() -> Sequence[Patch]:
     def change(judge: Any, me: str, targets: Sequence[str], states: Any, holds: Any, sure: bool) -> Move:
         firm = {node: NodeState.ACTIVE if state is NodeState.JOINING else state for node, state in states.items()}
         return Move(*judge(me, targets, firm, holds, sure=sure))
-
-    return _judged(change)
-
-
-def _silence_is_consent() -> Sequence[Patch]:
-    def change(judge: Any, me: str, targets: Sequence[str], states: Any, holds: Any, sure: bool) -> Move:
-        return Move(*judge(me, targets, states, lambda node: holds(node) is not False, sure=sure))
 
     return _judged(change)
 
@@ -168,34 +159,21 @@ def _near_copy_is_own() -> Sequence[Patch]:
     return [(Inventory, "_held", own)]
 
 
-def _active_at_once() -> Sequence[Patch]:
-    async def at_once(self: Standing) -> None:
-        self.change(NodeState.ACTIVE)
-
-    return [(Standing, "hand_over", at_once), (standings, "first_state", lambda me, members: NodeState.ACTIVE)]
-
-
 def _settled_too_early() -> Sequence[Patch]:
     return [(Balancer, "_clean", staticmethod(lambda done: True))]
 
 
 def _commit_not_asked_for() -> Sequence[Patch]:
-    async def commit(core: Any, transfer: Any, first: int, has: Sequence[set[str]]) -> dict[str, list[int]]:
-        return {transfer.leases[n].link.node.node_id: [index - first for index in indices] for n, indices in transfer.written.items()}
+    async def commit(core: Any, transfer: Any, near: Any, first: int, has: Sequence[set[str]]) -> None:
+        for number, indices in transfer.written.items():
+            for index in indices:
+                has[index - first].add(transfer.leases[number].link.node.node_id)
 
     return [(writing, "_commit", commit)]
 
 
 def _one_round() -> Sequence[Patch]:
     return [(reading, "MAX_ROUNDS", 1)]
-
-
-def _drain_drops() -> Sequence[Patch]:
-    def change(judge: Any, me: str, targets: Sequence[str], states: Any, holds: Any, sure: bool) -> Move:
-        move = judge(me, targets, states, holds, sure=sure)
-        return Move((), move.drop, move.safe) if states.get(me) is NodeState.DRAINING else Move(*move)
-
-    return _judged(change)
 
 
 CLUSTER_MUTANTS: tuple[ClusterMutant, ...] = tuple(
@@ -206,7 +184,6 @@ CLUSTER_MUTANTS: tuple[ClusterMutant, ...] = tuple(
         ("dropped unconfirmed", "a block is let go before its targets have it", "", 40, _dropped_unconfirmed),
         ("news not waited for", "a block is let go while others may not know of the change", "calm", 60, _news_not_waited_for),
         ("joining counts as firm", "a block is let go for a node that is still joining", "", 40, _joining_counts_as_firm),
-        ("silence is consent", "a target that can't be asked counts as one that has the block", "", 40, _silence_is_consent),
         ("targets repair nothing", "targets push to none that lack a copy", "", 40, _targets_repair_nothing),
         ("pushed unchecked", "a push sends frames that are damaged", "wild", 60, _pushed_unchecked),
         ("last slice forgotten", "a round leaves out its last slice", "", 40, _last_slice_forgotten),
@@ -215,10 +192,8 @@ CLUSTER_MUTANTS: tuple[ClusterMutant, ...] = tuple(
         ("emptied store believed", "who is not in a store that forgot is gone", "", 40, _emptied_store_believed),
         ("config goes back", "a store that forgot resets the config", "", 40, _config_goes_back),
         ("near copy is own", "the balancer takes near copies for the node's own", "", 40, _near_copy_is_own),
-        ("active at once", "a node that joins doesn't wait for its share", "calm", 60, _active_at_once),
-        ("settled too early", "a round that failed to push counts as done", "", 40, _settled_too_early),
+        ("settled too early", "a round that failed to push counts as done", "wild", 60, _settled_too_early),
         ("commit not asked for", "a store counts what it has written", "wild", 60, _commit_not_asked_for),
         ("one round", "a reader asks one node only", "calm", 60, _one_round),
-        ("drain pushes nothing", "a node that drains leaves its blocks to the others", "calm", 40, _drain_drops),
     )
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvpool.block import BlockKey, Framer, chain_keys
 from kvpool.client import core, links
+from kvpool.cluster.config import ClusterConfig
 from kvpool.node import balancer, heat, inventory, near, standing, tiers
 from kvpool.policy.placement import NodeState, PlacedNode, write_targets
 from kvpool.pool.allocator import aligned
@@ -169,17 +170,21 @@ class ClusterSimulation:
                 return f"{name} doesn't know who is there"
             if any(ref.placed.state is not NodeState.ACTIVE for ref in life.side.links.nodes()):
                 return f"{name} thinks that not all are active"
-            if life.side.links.config != self.store.config:
+            if life.side.links.config != self.config:
                 return f"{name} doesn't know the config"
             if not report.settled:
                 return f"{name} has blocks to push"
-        return self.misplaced(exact=False) if self.world.roomy else ""
+        return self.misplaced(exact=False) if self._in_order else ""
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether every block must come to where it belongs: nothing was evicted, and no damaged copy was dropped."""
+        return self.world.roomy and not self.faults.flipped
 
     def misplaced(self, *, exact: bool) -> str:
         """A block that isn't on all its targets (`exact`: and nowhere else), of those whose extent somebody knows."""
         placed = [PlacedNode(life.node_id, **_domains(life)) for life in self.lives.values()]
-        config = self.store.config
-        assert config is not None
+        config = self.config
         targets: dict[BlockKey, tuple[str, ...]] = {}
         for life in self.lives.values():
             for key in life.pool.committed_keys():
@@ -201,13 +206,14 @@ class ClusterSimulation:
         if self.world.kind != "wild" and self.loop.now_ns < 1 << 60 and not self.unrest():
             for life in self.lives.values():
                 for key in life.pool.committed_keys():
-                    if key not in self.judge.steady and len(self.judge.holders(key)) >= min(self.copies(), len(self.lives)):
+                    if key not in self.judge.steady and len(self.judge.holders(key)) >= min(self.config.copies, len(self.lives)):
                         self.judge.steady[key] = None
         self.loop.later(SECOND, self._watch)
 
-    def copies(self) -> int:
-        """As the cluster's config says."""
-        return self.store.config.copies if self.store.config is not None else 1
+    @property
+    def config(self) -> ClusterConfig:
+        """The cluster's; the defaults again when the store forgot it and nobody is left who knew it."""
+        return self.store.config or ClusterConfig()
 
     # Phases
 
@@ -229,13 +235,13 @@ class ClusterSimulation:
         busy = [worker.process.name for worker in self.workers.values() if worker.busy or worker.client is None]
         if busy or len(self.workers) < len(self.world.client_hosts) or self.faults.draining:
             return f"busy: {busy}, draining: {sorted(self.faults.draining)}"
-        return self.unrest() or (self.misplaced(exact=True) if self.world.roomy else "")
+        return self.unrest() or (self.misplaced(exact=True) if self._in_order else "")
 
     def _prove(self) -> None:
         """What is there can be read, by a client that has done so before."""
         worker = next(worker for worker in self.workers.values() if worker.client is not None)
         left = {number: self._reachable(chain) for number, chain in enumerate(self.chains)}
-        expected = dict(left) if self.world.roomy and not self.faults.flipped else {}
+        expected = dict(left) if self._in_order else {}
 
         async def read() -> None:
             assert worker.client is not None
@@ -256,8 +262,7 @@ class ClusterSimulation:
 
     def _reachable(self, chain: Sequence[BlockKey]) -> int:
         """How many leading blocks lie where readers look for them."""
-        config = self.store.config
-        assert config is not None
+        config = self.config
         placed = [PlacedNode(life.node_id, **_domains(life)) for life in self.lives.values()]
         extent = max(1, config.extent_tokens // BLOCK_TOKENS)
         for i, key in enumerate(chain):
