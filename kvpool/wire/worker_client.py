@@ -1,12 +1,14 @@
 """The router's end of a worker: plain values in and out, kvpool errors only."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from kvpool.errors import UnavailableError
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.wire import convert_work as convert
 from kvpool.wire.channel import open_channel
@@ -31,24 +33,20 @@ class WorkerClient:
 
     async def prefill(self, request: PrefillRequest, timeout_s: float) -> AsyncIterator[PrefillEvent]:
         """`FirstToken`, then `Published`."""
-        call = self._stub.Prefill(convert.prefill_to_pb(request), timeout=timeout_s, metadata=self._metadata)
-        async with aclosing(self._events(call)) as messages:
+        async with aclosing(self._events(self._stub.Prefill, convert.prefill_to_pb(request), timeout_s)) as messages:
             async for message in messages:
                 yield convert.prefill_event_from_pb(message)
 
     async def decode(self, request: DecodeRequest, timeout_s: float) -> AsyncIterator[DecodeEvent]:
         """`Started`, `TokenOut`..., `Finished`."""
-        call = self._stub.Decode(convert.decode_to_pb(request), timeout=timeout_s, metadata=self._metadata)
-        async with aclosing(self._events(call)) as messages:
+        async with aclosing(self._events(self._stub.Decode, convert.decode_to_pb(request), timeout_s)) as messages:
             async for message in messages:
                 yield convert.decode_event_from_pb(message)
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """The worker's status."""
-        try:
+        with self._told():
             message = await self._stub.Status(pb.WorkerStatusRequest(), timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
         return convert.status_from_pb(message)
 
     async def close(self) -> None:
@@ -59,11 +57,26 @@ class WorkerClient:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return self._security.metadata(self.address)
 
-    async def _events(self, call: Any) -> AsyncGenerator[Any, None]:
+    async def _events(self, method: Any, request: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
+        with self._told():
+            call = method(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                async for message in call:
+                    yield message
+            finally:
+                call.cancel()  # a no-op when the call is over
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """gRPC's errors as ours; a connection that is closed before or during the call is one to an unavailable worker."""
         try:
-            async for message in call:
-                yield message
+            yield
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
-        finally:
-            call.cancel()  # a no-op when the call is over
+        except grpc.aio.UsageError as error:
+            raise UnavailableError(f"{self.address}: the connection was closed before the call") from error
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None

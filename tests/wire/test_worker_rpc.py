@@ -159,3 +159,17 @@ async def test_nobody_there_is_unavailable() -> None:
     with pytest.raises(UnavailableError):
         await client.status(10)
     await client.close()
+
+
+async def test_a_connection_that_is_closed_meanwhile_is_an_unavailable_worker() -> None:
+    """The router drops a worker that left while another request still talks to it: that request goes elsewhere, it doesn't end."""
+    async with serving() as (_, client):
+        events = client.decode(decode("d-hang"), 60)
+        assert isinstance(await anext(aiter(events)), Started)
+        await client.close()
+        with pytest.raises(UnavailableError):
+            await anext(events)
+        with pytest.raises(UnavailableError):
+            await client.status(10)
+        with pytest.raises(UnavailableError):
+            _ = [e async for e in client.decode(decode("d"), 10)]
