@@ -82,11 +82,16 @@ class Class:
         self.expected = 0.0  # events, if it were like all of its kind
         self.factor = 1.0
 
+    def features(self) -> float:
+        """The product of its features' factors."""
+        product, factors = 1.0, self.kind.factors
+        for feature in enumerate(self.name[1:], 1):
+            product *= factors.get(feature, 1.0)
+        return product
+
     def settle(self) -> None:
         """Its factor: those of its features, times what is its own."""
-        factor, factors = 1.0, self.kind.factors
-        for feature in enumerate(self.name[1:], 1):
-            factor *= factors.get(feature, 1.0)
+        factor = self.features()
         factor *= (self.events + _CLASS_WEIGHT) / (self.expected * factor + _CLASS_WEIGHT)
         self.factor = min(max(factor, 1 / _FACTOR_RANGE), _FACTOR_RANGE)
 
@@ -145,20 +150,23 @@ class _Kind:
         for cls in classes:
             cls.events *= decay
             cls.expected *= decay
+        factors = self.factors
+        products = {cls: cls.features() for cls in classes}
         for place in list(range(1, len(classes[0].name))) * _SWEEPS:
             sums: dict[int, list[float]] = {}
-            for cls in classes:
-                others = cls.expected
-                for other in enumerate(cls.name[1:], 1):
-                    if other[0] != place:
-                        others *= self.factors.get(other, 1.0)
+            for cls, product in products.items():
                 found = sums.setdefault(cls.name[place], [0.0, 0.0])
                 found[0] += cls.events
-                found[1] += others
+                found[1] += cls.expected * product
+            changes: dict[int, float] = {}
             for value, (events, expected) in sums.items():
-                below, above = (self.factors.get((place, near), 1.0) for near in (value - 1, value + 1))
+                before = factors.get((place, value), 1.0)
+                below, above = (factors.get((place, near), 1.0) for near in (value - 1, value + 1))
                 like = _FACTOR_WEIGHT * (below * above) ** 0.5
-                self.factors[place, value] = (events + like) / (expected + _FACTOR_WEIGHT)
+                now = factors[place, value] = (events + like) / (expected / before + _FACTOR_WEIGHT)
+                changes[value] = now / before
+            for cls in classes:
+                products[cls] *= changes[cls.name[place]]
         for cls in classes:
             cls.settle()
 
@@ -245,17 +253,31 @@ class ReuseHazard:
             sample.used_bin = bin_of(now_ns - sample.since_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Count the bins whose end samples have passed by now."""
-        for number in range(BINS - 1):
-            queue, following, edge = self._waiting[number], self._waiting[number + 1], EDGES_NS[number]
-            while queue and (queue[0].cls is None or queue[0].since_ns + edge <= now_ns):
+        """Count the bins whose end samples have passed by now.
+
+        A class counts what its kind lets expect, the kind counts as much as the class's factor.
+        """
+        root = self._root.counts
+        for number, edge in enumerate(EDGES_NS):
+            queue, following, latest = self._waiting[number], self._waiting[number + 1], now_ns - edge
+            while queue and (queue[0].cls is None or queue[0].since_ns <= latest):
                 sample = queue.popleft()
-                if sample.cls is not None:
-                    self._count(sample.cls, number, sample.used_bin == number)
-                if sample.cls is None or sample.used_bin == number:
+                cls = sample.cls
+                if cls is None:
                     self._queued -= 1
-                else:
+                    continue
+                kind = cls.kind
+                root.exposed[number] += 1
+                cls.expected += kind.hazard[number]
+                kind.counts.exposed[number] += cls.factor
+                kind.recent.exposed[number] += cls.factor
+                if sample.used_bin != number:
                     following.append(sample)
+                    continue
+                self._queued -= 1
+                cls.events += 1
+                for counts in (root, kind.counts, kind.recent):
+                    counts.events[number] += 1
 
     def refresh(self, requests: int, step_ns: float) -> None:
         """Let counts fade by `requests` more, and fit everything anew. `step_ns`: by how much the clock goes on, when it does."""
@@ -274,17 +296,6 @@ class ReuseHazard:
             kind.indices = {}
         if self._unfitted >= _FIT_EVERY:
             self._unfitted = 0
-
-    def _count(self, cls: Class, number: int, used: bool) -> None:
-        """One more exposure. The class counts what its kind lets expect, the kind counts as much as the class's factor."""
-        kind = cls.kind
-        self._root.counts.exposed[number] += 1
-        cls.expected += kind.hazard[number]
-        for counts in (kind.counts, kind.recent):
-            counts.exposed[number] += cls.factor
-            counts.events[number] += used
-        self._root.counts.events[number] += used
-        cls.events += used
 
 
 def bin_of(age_ns: int) -> int:
