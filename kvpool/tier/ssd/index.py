@@ -28,6 +28,8 @@ _SLACK: Final = 64
 MAX_TTL_MS: Final = 1 << 42
 """A longer time to live counts as this one, 139 years."""
 
+_ITEM_BYTES = item_bytes("")
+
 
 class Held(NamedTuple):
     """A record as the index has it. `checksum`: xxh3_64 of its data at `place`; `until_ns`: monotonic time at which it is over at the
@@ -53,7 +55,11 @@ class Segment:
 
 def footprint(entry: Entry) -> int:
     """Bytes of the log that a record takes, its item in the header included, its share of the header's padding not."""
-    return item_bytes(entry.tenant) + up(entry.length, data_align(entry.length))
+    return _footprint(entry.length, len(entry.tenant.encode()))
+
+
+def _footprint(length: int, tenant_bytes: int) -> int:
+    return _ITEM_BYTES + tenant_bytes + up(length, data_align(length))
 
 
 class LogIndex:
@@ -150,7 +156,8 @@ class LogIndex:
     def live(self, segment: Segment) -> Iterator[tuple[Held, bool]]:
         """Records that lie in the segment now, oldest first, and whether each was hit since it was written there."""
         with self._changed:
-            there = [(held, key in self._hit) for key in self._listed(segment) if (held := self._unpack(key)) is not None]
+            found = [(held, key in self._hit) for key in dict.fromkeys(segment.keys) if (held := self._unpack(key)) is not None]
+            there = [one for one in found if one[0].place.serial == segment.serial]
         yield from there
 
     def empty(self, segment: Segment, timeout: float) -> int | None:
@@ -190,14 +197,14 @@ class LogIndex:
         segment.live_bytes += footprint(held.entry)
 
     def _drop(self, key: BlockKey) -> None:
-        held = self._unpack(key)
-        if held is None:
+        packed = self._packed.pop(key, None)
+        if packed is None:
             return
-        del self._packed[key]
         self._hit.discard(key)
-        segment = self.segments[held.place.serial]
+        serial, _, flags, length, *_ = _PACKED.unpack_from(packed)
+        segment = self.segments[serial]
         segment.live -= 1
-        segment.live_bytes -= footprint(held.entry)
+        segment.live_bytes -= _footprint(length, len(packed) - _before_tenant(flags))
         if len(segment.keys) > 2 * segment.live + _SLACK:
             segment.keys, segment.cursor = self._listed(segment), 0
 
@@ -243,10 +250,12 @@ def _pack(held: Held) -> bytes:
 
 def _unpack(key: BlockKey, packed: bytes) -> Held:
     serial, offset, flags, length, depth, expires_ms, sequence, checksum = _PACKED.unpack_from(packed)
-    end = _PACKED.size + (KEY_BYTES if flags & _HAS_PARENT else 0)
-    parent = BlockKey(packed[_PACKED.size : end]) if flags & _HAS_PARENT else None
-    until_ns = NEVER_NS
-    if flags & _ENDS:
-        until_ns = _UNTIL.unpack_from(packed, end)[0]
-        end += _UNTIL.size
+    end = _before_tenant(flags)
+    parent = BlockKey(packed[_PACKED.size : _PACKED.size + KEY_BYTES]) if flags & _HAS_PARENT else None
+    until_ns = _UNTIL.unpack_from(packed, end - _UNTIL.size)[0] if flags & _ENDS else NEVER_NS
     return Held(Entry(key, parent, depth, length, expires_ms, sequence, packed[end:].decode()), Place(serial, offset), checksum, until_ns)
+
+
+def _before_tenant(flags: int) -> int:
+    """Where the tenant begins in a packed record; it is the last."""
+    return _PACKED.size + (KEY_BYTES if flags & _HAS_PARENT else 0) + (_UNTIL.size if flags & _ENDS else 0)
