@@ -1,16 +1,12 @@
 """What every client of a node shares: one connection, whom its calls are meant for, and errors as kvpool's."""
 
-import asyncio
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from kvpool.errors import ProtocolError, UnavailableError
+from kvpool.errors import ProtocolError
 from kvpool.wire.channel import open_channel
 from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
-from kvpool.wire.status import error_of
+from kvpool.wire.status import told
 
 
 class NodeRpc:
@@ -32,17 +28,8 @@ class NodeRpc:
         return (*self._node, *self._security.metadata(self.address))
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        try:
+        with told(self.address):
             return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        except grpc.aio.UsageError as error:
-            raise UnavailableError(f"{self.address}: the connection was closed before the call") from error
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None
 
     def _same_length(self, got: int, asked: int) -> None:
         if got != asked:

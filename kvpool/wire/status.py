@@ -1,8 +1,11 @@
 """kvpool errors as gRPC status codes, and back. The message travels as the status details."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
+import grpc.aio
 
 from kvpool.errors import (
     AccessError,
@@ -66,6 +69,23 @@ def error_of(error: grpc.RpcError, peer: str) -> KvpoolError:
     code, details = error.code(), error.details() or ""
     kind = _ERRORS.get(code, UnavailableError)
     return kind(f"{peer}: {_advice(details)}{details or code.name.lower()}")
+
+
+@contextmanager
+def told(peer: str) -> Iterator[None]:
+    """Around a client's call to `peer`: gRPC's errors as ours. A connection that is closed before or during the call is an
+    unavailable peer, and no cancellation of who called."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error, peer) from error
+    except grpc.aio.UsageError as error:
+        raise UnavailableError(f"{peer}: the connection was closed before the call") from error
+    except asyncio.CancelledError:
+        caller = asyncio.current_task()
+        if caller is None or caller.cancelling():
+            raise
+        raise UnavailableError(f"{peer}: the connection was closed during the call") from None
 
 
 def _advice(details: str) -> str:

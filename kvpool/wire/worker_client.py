@@ -1,21 +1,16 @@
 """The router's end of a worker: plain values in and out, kvpool errors only."""
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from kvpool.errors import UnavailableError
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.wire import convert_work as convert
 from kvpool.wire.channel import open_channel
 from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.gen import worker_pb2 as pb
 from kvpool.wire.gen import worker_pb2_grpc as rpc
-from kvpool.wire.status import error_of
+from kvpool.wire.status import told
 
 
 class WorkerClient:
@@ -45,7 +40,7 @@ class WorkerClient:
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """The worker's status."""
-        with self._told():
+        with told(self.address):
             message = await self._stub.Status(pb.WorkerStatusRequest(), timeout=timeout_s, metadata=self._metadata)
         return convert.status_from_pb(message)
 
@@ -58,25 +53,10 @@ class WorkerClient:
         return self._security.metadata(self.address)
 
     async def _events(self, method: Any, request: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
-        with self._told():
+        with told(self.address):
             call = method(request, timeout=timeout_s, metadata=self._metadata)
             try:
                 async for message in call:
                     yield message
             finally:
                 call.cancel()  # a no-op when the call is over
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """gRPC's errors as ours; a connection that is closed before or during the call is one to an unavailable worker."""
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        except grpc.aio.UsageError as error:
-            raise UnavailableError(f"{self.address}: the connection was closed before the call") from error
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None
