@@ -78,6 +78,7 @@ class ClusterSide:
         self._clock = clock
         self._handler = handler
         self._threads = ThreadPoolExecutor(_THREADS, "kvpool-peers")
+        self._news_s = settings.news_s
         self.registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.links = Links(MembershipSource(membership, owned=False), "auto", security)
@@ -104,7 +105,7 @@ class ClusterSide:
         self._handler.near, self._handler.on_read = self.near, self.heat.read
         self._handler.counted = self.counted
         self._handler.leaving = lambda: self.balancer.closed
-        self._tasks = [asyncio.create_task(standing.hand_over()), asyncio.create_task(self._tend())]
+        self._tasks = [asyncio.create_task(standing.hand_over(self._news_s)), asyncio.create_task(self._tend())]
         return registration
 
     async def leave(self) -> None:

@@ -1,8 +1,10 @@
 """A node's place in its cluster: what it says about itself, and how it passes from joining to active, to draining, to gone.
 
 A node that finds an active one when it joins is *joining*: others write to it and ask it, but it hasn't got yet what was there before it.
-It becomes active when all others that may hold something of its say that they have nothing left to push to it, or after `handover_s` at
-the latest: then what is still missing is pushed all the same, and whoever asks meanwhile finds it with its former owner or not at all.
+So is one that finds nobody and hears of an older one soon after: a store that forgot its members names none of them before their next
+heartbeat. It becomes active when all others that may hold something of its say that they have nothing left to push to it, or after
+`handover_s` at the latest: then what is still missing is pushed all the same, and whoever asks meanwhile finds it with its former owner
+or not at all.
 """
 
 import asyncio
@@ -55,8 +57,12 @@ class Standing:
             self.state = state
             self._registration.update({**self._info, "state": state})
 
-    async def hand_over(self) -> None:
-        """While joining: wait until everybody has pushed what is this node's, at most the cluster's `handover_s`; then be active."""
+    async def hand_over(self, news_s: float) -> None:
+        """While joining: wait until everybody has pushed what is this node's, at most the cluster's `handover_s`; then be active.
+
+        `news_s`: within so long all who were there before are known.
+        """
+        await self._look_around(news_s)
         began_ns = self._clock.now_ns()
         rpcs: dict[NodeRef, PeerRpc] = {}
         try:
@@ -71,6 +77,14 @@ class Standing:
                 await asyncio.sleep(_PAUSE_S)
         finally:
             await asyncio.gather(*(rpc.close() for rpc in rpcs.values()))
+
+    async def _look_around(self, news_s: float) -> None:
+        """Whoever turns out to have been there before makes this node a newcomer."""
+        end_ns = self._clock.now_ns() + int(news_s * SECOND)
+        while self.state is NodeState.ACTIVE and self._clock.now_ns() < end_ns:
+            if any(ref.incarnation < self.me.incarnation for ref in self._others()):
+                self.change(NodeState.JOINING)
+            await asyncio.sleep(_PAUSE_S)
 
     async def _all_handed_over(self, rpcs: dict[NodeRef, PeerRpc]) -> bool:
         try:

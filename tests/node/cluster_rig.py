@@ -38,7 +38,8 @@ class Cluster:
     """`await node()` adds a node; `client` is opened by `open`. `await close()` checks every node's books."""
 
     def __init__(self, directory: Path) -> None:
-        self.url = f"memory://rig-{uuid.uuid4().hex[:8]}"
+        self.name = f"rig-{uuid.uuid4().hex[:8]}"
+        self.url = f"memory://{self.name}"
         self.nodes: dict[str, PoolNode] = {}
         self._directory = directory
         self._memberships: dict[str, Membership] = {}

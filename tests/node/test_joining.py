@@ -1,11 +1,15 @@
 """Joining while others join, crash or come back: every node ends up active, with what is its."""
 
 import asyncio
+import logging
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from kvpool.cluster.memory import MemoryStore
+from kvpool.node.balancer import BalanceSettings
 from kvpool.node.opening import TierConfig
 from kvpool.policy.placement import NodeState
 from kvpool.units import MIB
@@ -31,6 +35,29 @@ async def test_two_that_join_at_once_both_get_their_share(cluster: Cluster) -> N
     await load.stop()
     assert load.short == 0
     assert cluster.misplaced(chains) == 0
+
+
+async def test_newcomer_of_a_store_that_forgot_is_a_newcomer_once_the_others_are_heard_of(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An emptied store names nobody; a node that takes that for a new cluster would answer for blocks that others still have."""
+    caplog.set_level(logging.INFO, "kvpool.node.standing")
+    await cluster.open(2)
+    chains = cluster.chains(40)
+    await cluster.store(chains)
+    store = MemoryStore.named(cluster.name)
+    with store.changed:
+        store.birth, forgotten, store.live = uuid.uuid4().hex, store.live, {}
+        store.touch()
+    newcomer = await cluster.node("d" * 32, balance=BalanceSettings(repair_s=0.5, news_s=3.0))
+    assert cluster.side(newcomer).balancer.state is NodeState.ACTIVE
+    with store.changed:  # their heartbeats
+        store.live.update(forgotten)
+        store.touch()
+    await cluster.settled()
+    assert f"node {'d' * 32} is joining" in caplog.messages
+    assert cluster.misplaced(chains) == 0
+    assert [await cluster.load(chain) for chain in chains] == [8] * len(chains)
 
 
 async def test_peer_that_crashes_while_it_hands_over_is_not_waited_for(cluster: Cluster) -> None:
