@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvpool.client.core import CONTROL_S, Core
 from kvpool.client.links import NodeLink
@@ -23,6 +23,8 @@ from kvpool.clock import seconds_left
 from kvpool.errors import AccessError, DeadlineError, KvpoolError, LimitError, RemoteError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_ROUNDS = 3
 """Nodes that are asked for one block at most."""
@@ -55,20 +57,14 @@ def call(core: Core, ref: NodeRef, positions: list[int], ask: Callable[[NodeLink
 async def _ask(
     core: Core, ref: NodeRef, ask: Callable[[NodeLink, float], Awaitable[Answer]], deadline_ns: int
 ) -> tuple[NodeLink, Answer] | None:
-    health = core.links.health
-    answered, number = False, health.begin(ref, time.monotonic_ns())
     try:
-        link = await core.links.link(ref, seconds_left(deadline_ns))
+        link = await _timed(core, ref, core.links.link(ref, seconds_left(deadline_ns)))
     except RemoteError as error:
         log.warning("node %s: %s", ref.node_id[:8], error)
         return None
-    finally:
-        health.end(ref, number, time.monotonic_ns(), answered=False)
-    number, limit_s = health.begin(ref, time.monotonic_ns()), max(seconds_left(deadline_ns), 0.001)
+    limit_s = max(seconds_left(deadline_ns), 0.001)
     try:
-        answer = await ask(link, limit_s)
-        answered = True
-        return link, answer
+        return link, await _timed(core, ref, ask(link, limit_s), counts=True)
     except (AccessError, LimitError) as error:
         log.warning("node %s refuses: %s", ref.node_id[:8], error)
         return None
@@ -80,8 +76,18 @@ async def _ask(
         log.warning("node %s: %s", ref.node_id[:8], error)
         await core.links.failed(ref, link=link)
         return None
+
+
+async def _timed(core: Core, ref: NodeRef, work: Awaitable[T], *, counts: bool = False) -> T:
+    """`work` that makes the node slow while it takes too long, and no longer; with `counts` its time says how long an answer takes."""
+    health, done = core.links.health, False
+    number = health.begin(ref, time.monotonic_ns())
+    try:
+        result = await work
+        done = True
+        return result
     finally:
-        health.end(ref, number, time.monotonic_ns(), answered=answered)
+        health.end(ref, number, time.monotonic_ns(), answered=done and counts)
 
 
 def leave(core: Core, calls: Sequence[Call]) -> None:
