@@ -21,15 +21,13 @@ from kvpool.policy.eviction import NEVER_NS
 from kvpool.pool import Granted, Move, PoolState, Reserve, Reserved
 from kvpool.pool.flow import FlowSettings
 from kvpool.pool.values import NEAR
+from kvpool.request.events import BELOW, BESIDE
 from kvpool.tier import Arena
 from kvpool.tier.contract import Entry, Record, Tier
 from kvpool.tier.memory import unix_ms
 from kvpool.units import MS, SECOND
 
 log = logging.getLogger(__name__)
-
-IN_ARENA, BESIDE, BELOW = 1, 2, 3
-"""What `present` says of a key, 0 when it is nowhere."""
 
 _READERS = 4
 _READ_NS = 20 * SECOND
@@ -100,7 +98,7 @@ class Tiers:
         return found
 
     def present(self, keys: Sequence[BlockKey], in_arena: bytes) -> bytes:
-        """One byte a key: `IN_ARENA`, `BESIDE`, `BELOW` or 0, given which are in the arena."""
+        """One byte a key: `DRAM`, `BESIDE`, `BELOW` of `kvpool.request.events`, or 0, given which are in the arena."""
         missing = [at for at, there in enumerate(in_arena) if not there]
         if not missing:
             return in_arena

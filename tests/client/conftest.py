@@ -1,10 +1,12 @@
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from kvpool.block import Geometry, LayerSpec, Namespace
 from kvpool.testing.node_process import NodeProcess
+from kvpool.testing.pool_cluster import PoolCluster
 
 _numbers = itertools.count()
 
@@ -36,3 +38,11 @@ def namespace() -> Namespace:
     """A small model, other than that of every other test: 512 bytes a token, blocks of 16."""
     geometry = Geometry(tuple(LayerSpec("full", 2, 16, 16) for _ in range(2)), 16, "float32")
     return Namespace(model=f"test-{next(_numbers)}", revision="1", weights_digest=bytes(32), geometry=geometry, rope="none")
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[PoolCluster]:
+    """No nodes yet, behind relays that freeze, cut and mend."""
+    made = PoolCluster(tmp_path)
+    yield made
+    await made.stop()

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,13 +54,6 @@ async def settled(spots: list[Spot]) -> None:
         for spot in spots:
             while (await spot.describe()).write_leases:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[PoolCluster]:
-    made = PoolCluster(tmp_path)
-    yield made
-    await made.stop()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,13 +45,6 @@ class Sink(list[int]):
     def __call__(self, index: int, payload: Payload) -> None:
         assert np.array_equal(payload, content(index, payload.nbytes))
         self.append(index)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[PoolCluster]:
-    made = PoolCluster(tmp_path)
-    yield made
-    await made.stop()
 
 
 @pytest.fixture

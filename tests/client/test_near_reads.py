@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ def fill(index: int, payload: npt.NDArray[np.uint8]) -> None:
 
 def check(index: int, payload: npt.NDArray[np.uint8]) -> None:
     assert np.all(payload == index % 251)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[PoolCluster]:
-    made = PoolCluster(tmp_path)
-    yield made
-    await made.stop()
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 from kvpool.block import BlockKey
 from kvpool.clock import MonotonicClock
-from kvpool.node.tiers import BELOW, BESIDE, IN_ARENA
 from kvpool.pool.flow import FlowSettings
+from kvpool.request.events import BELOW, BESIDE, DRAM
 from kvpool.request.pool import Outcome
 from kvpool.tier.contract import Record
 
@@ -34,7 +34,7 @@ async def test_lookup_says_which_tier_holds_a_block(rigs: Rigs) -> None:
     old, new = chain("old", 2), chain("new", 2)
     await rig.put(old)
     await rig.put(new)
-    assert list(rig.handler.lookup([*old, *new, *chain("none", 1)])) == [BELOW, BELOW, IN_ARENA, IN_ARENA, 0]
+    assert list(rig.handler.lookup([*old, *new, *chain("none", 1)])) == [BELOW, BELOW, DRAM, DRAM, 0]
 
 
 async def test_block_that_only_a_slower_tier_has_needs_no_second_writing(rigs: Rigs) -> None:
@@ -70,7 +70,7 @@ async def test_scan_over_the_slow_tier_leaves_the_working_set_in_memory(rigs: Ri
     await rig.get(hot)
     for keys in scanned:
         assert await rig.get(keys) == [True]
-    assert list(rig.handler.lookup(hot)) == [IN_ARENA] * 5
+    assert list(rig.handler.lookup(hot)) == [DRAM] * 5
 
 
 async def test_block_brought_again_is_admitted(rigs: Rigs) -> None:
@@ -85,7 +85,7 @@ async def test_block_brought_again_is_admitted(rigs: Rigs) -> None:
         other = chain(f"o{i}", 1)
         await rig.put(other)
         await rig.get(keys)
-    assert list(rig.handler.lookup(keys)) == [IN_ARENA]
+    assert list(rig.handler.lookup(keys)) == [DRAM]
 
 
 async def test_damaged_block_is_dropped_from_every_tier(rigs: Rigs) -> None:
