@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmOffer:
-    """A node's arena as a file that processes of the same host (same boot id) may map."""
+    """A node's arena as a file that processes of the same host (same boot id) may map, and the socket for what they ask of it ("": none)."""
 
     path: str
     boot_id: str
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,13 @@ class UcxOffer:
     rkey: bytes
     base_address: int
     length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpOffer:
+    """Where a node's bytes are to be had by plain TCP (`kvpool.transport.tcp`): host:port."""
+
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,7 @@ class NodeDescription:
     counters: dict[str, int] = field(default_factory=dict)
     shm: ShmOffer | None = None
     ucx: UcxOffer | None = None
+    tcp: TcpOffer | None = None
     grpc_data: bool = True
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
+from kvpool.request.pool import DEFAULT_PRIORITY, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, TcpOffer, UcxOffer
 from kvpool.wire.gen import pool_pb2 as pb
 
 
@@ -22,18 +22,22 @@ def description_to_pb(value: NodeDescription) -> pb.DescribeResponse:
         grpc_data=value.grpc_data,
     )
     if value.shm is not None:
-        message.shm.CopyFrom(pb.ShmOffer(path=value.shm.path, boot_id=value.shm.boot_id))
+        message.shm.CopyFrom(pb.ShmOffer(path=value.shm.path, boot_id=value.shm.boot_id, session=value.shm.session))
     if value.ucx is not None:
         ucx = value.ucx
         message.ucx.CopyFrom(
             pb.UcxOffer(worker_address=ucx.worker_address, rkey=ucx.rkey, base_address=ucx.base_address, length=ucx.length)
         )
+    if value.tcp is not None:
+        message.tcp.CopyFrom(pb.TcpOffer(address=value.tcp.address))
     return message
 
 
 def description_from_pb(message: pb.DescribeResponse) -> NodeDescription:
     """Read a node's description."""
-    shm = ShmOffer(path=message.shm.path, boot_id=message.shm.boot_id) if message.HasField("shm") else None
+    shm = None
+    if message.HasField("shm"):
+        shm = ShmOffer(path=message.shm.path, boot_id=message.shm.boot_id, session=message.shm.session)
     ucx = None
     if message.HasField("ucx"):
         offer = message.ucx
@@ -51,6 +55,7 @@ def description_from_pb(message: pb.DescribeResponse) -> NodeDescription:
         counters=dict(message.counters),
         shm=shm,
         ucx=ucx,
+        tcp=TcpOffer(address=message.tcp.address) if message.HasField("tcp") else None,
         grpc_data=message.grpc_data,
     )
 

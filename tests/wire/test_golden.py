@@ -7,7 +7,7 @@ import pytest
 
 from kvpool.errors import ConfigError
 from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, Scope, StageTimes, TokenSources
-from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, Stored, UcxOffer
+from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, Stored, TcpOffer, UcxOffer
 from kvpool.wire import convert, convert_work
 from kvpool.wire.gen import access_pb2, peer_pb2, pool_pb2, worker_pb2
 
@@ -94,9 +94,9 @@ def test_descriptions_on_the_wire() -> None:
     """Identity, books, offers."""
     books = b"".join(number(field, field * 10) for field in range(2, 10))
     counters = blob(10, blob(1, b"hits") + number(2, 5))
-    shm = blob(11, blob(1, b"/dev/shm/a") + blob(2, b"boot"))
+    shm = blob(11, blob(1, b"/dev/shm/a") + blob(2, b"boot") + blob(3, b"/dev/shm/a.sock"))
     ucx = blob(12, blob(1, b"\x01") + blob(2, b"\x02") + number(3, 2**47) + number(4, 80))
-    raw = blob(1, b"ab" * 16) + books + counters + shm + ucx + number(13, 1)
+    raw = blob(1, b"ab" * 16) + books + counters + shm + ucx + number(13, 1) + blob(14, blob(1, b"h:1"))
     value = convert.description_from_pb(pool_pb2.DescribeResponse.FromString(raw))
     assert value == NodeDescription(
         node_id="ab" * 16,
@@ -109,8 +109,9 @@ def test_descriptions_on_the_wire() -> None:
         read_leases=80,
         write_leases=90,
         counters={"hits": 5},
-        shm=ShmOffer(path="/dev/shm/a", boot_id="boot"),
+        shm=ShmOffer(path="/dev/shm/a", boot_id="boot", session="/dev/shm/a.sock"),
         ucx=UcxOffer(worker_address=b"\x01", rkey=b"\x02", base_address=2**47, length=80),
+        tcp=TcpOffer(address="h:1"),
         grpc_data=True,
     )
     assert convert.description_to_pb(value).SerializeToString(deterministic=True) == raw

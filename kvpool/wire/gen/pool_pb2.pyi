@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("node_id", "incarnation", "capacity_bytes", "free_bytes", "used_bytes", "pinned_bytes", "blocks", "read_leases", "write_leases", "counters", "shm", "ucx", "grpc_data")
+    __slots__ = ("node_id", "incarnation", "capacity_bytes", "free_bytes", "used_bytes", "pinned_bytes", "blocks", "read_leases", "write_leases", "counters", "shm", "ucx", "grpc_data", "tcp")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class DescribeResponse(_message.Message):
     SHM_FIELD_NUMBER: _ClassVar[int]
     UCX_FIELD_NUMBER: _ClassVar[int]
     GRPC_DATA_FIELD_NUMBER: _ClassVar[int]
+    TCP_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     capacity_bytes: int
@@ -46,15 +47,24 @@ class DescribeResponse(_message.Message):
     shm: ShmOffer
     ucx: UcxOffer
     grpc_data: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., read_leases: _Optional[int] = ..., write_leases: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., shm: _Optional[_Union[ShmOffer, _Mapping]] = ..., ucx: _Optional[_Union[UcxOffer, _Mapping]] = ..., grpc_data: _Optional[bool] = ...) -> None: ...
+    tcp: TcpOffer
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., read_leases: _Optional[int] = ..., write_leases: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., shm: _Optional[_Union[ShmOffer, _Mapping]] = ..., ucx: _Optional[_Union[UcxOffer, _Mapping]] = ..., grpc_data: _Optional[bool] = ..., tcp: _Optional[_Union[TcpOffer, _Mapping]] = ...) -> None: ...
 
 class ShmOffer(_message.Message):
-    __slots__ = ("path", "boot_id")
+    __slots__ = ("path", "boot_id", "session")
     PATH_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     path: str
     boot_id: str
-    def __init__(self, path: _Optional[str] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    session: str
+    def __init__(self, path: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class TcpOffer(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class UcxOffer(_message.Message):
     __slots__ = ("worker_address", "rkey", "base_address", "length")
