@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from typing import Any
 
-from bench.peers.turns import BATCH, LARGE, MIB, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, Memory
-from bench.peers.turns import addresses, check, free_port, program, server, take_turns
+from bench.peers import turns
+from bench.peers.turns import BATCH, LARGE, MIB, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, Memory, addresses, check
 
 SEGMENT = 1024 * MIB
 BUFFER = WORKING_SETS * BATCH * LARGE
@@ -22,38 +22,37 @@ MASTER_WAITS_S = 2.0
 
 
 def main(mode: str) -> None:
-    os.environ["GLOG_minloglevel"] = "3"
+    os.environ["GLOG_minloglevel"] = "3"  # noqa: SIM112
     with ExitStack() as stack:
-        master, metrics, node = free_port(), free_port(), free_port()
+        master, metrics, node = (turns.free_port() for _ in range(3))
         where = [f"--rpc_port={master}", "--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1", f"--metrics_port={metrics}"]
-        servers = [stack.enter_context(server([program("mooncake_master"), *where], master))]
+        servers = [stack.enter_context(turns.server([turns.program("mooncake_master"), *where], master))]
         flags = [f"--master_server_address=127.0.0.1:{master}", "--metadata_server=P2PHANDSHAKE", "--protocol=tcp"]
         flags += ["--host=127.0.0.1", f"--port={node}", f"--global_segment_size={SEGMENT // MIB} MB"]
         flags += ["--local_buffer_size=512 MB", "--threads=2"] if mode == "dummy" else []
-        servers.append(stack.enter_context(server([program("mooncake_client"), *flags], node)))
+        servers.append(stack.enter_context(turns.server([turns.program("mooncake_client"), *flags], node)))
         time.sleep(MASTER_WAITS_S)  # until the node has registered its segment
         store = importlib.import_module("mooncake.store").MooncakeDistributedStore()
-        base = open_dummy(store, node) if mode == "dummy" else open_tcp(store, master)
+        base, _memory = open_dummy(store, node) if mode == "dummy" else open_tcp(store, master)
         check(store.register_buffer(base, BUFFER) == 0, "register_buffer")
         name = "mooncake dummy" if mode == "dummy" else "mooncake tcp"
-        take_turns(name, version("mooncake-transfer-engine-non-cuda"), make_cases(store, base), servers)
+        turns.take_turns(name, version("mooncake-transfer-engine-non-cuda"), make_cases(store, base), servers)
     os._exit(0)  # its threads don't end by themselves
 
 
-def open_tcp(store: Any, master: int) -> int:
-    """Connect by the transfer engine; the address of a buffer of this process."""
-    global _memory
+def open_tcp(store: Any, master: int) -> tuple[int, Memory | None]:
+    """Connect by the transfer engine; the address of a buffer of this process, and who keeps it."""
     check(store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 64 * MIB, "tcp", "", f"127.0.0.1:{master}") == 0, "setup")
-    _memory = Memory(BUFFER)
-    return _memory.address
+    memory = Memory(BUFFER)
+    return memory.address, memory
 
 
-def open_dummy(store: Any, node: int) -> int:
+def open_dummy(store: Any, node: int) -> tuple[int, Memory | None]:
     """Connect by shared memory; the address of a buffer in the pool that the node maps, too."""
     check(store.setup_dummy(2 * BUFFER, 64 * MIB, f"127.0.0.1:{node}") == 0, "setup_dummy")
     base = int(store.alloc_from_mem_pool(BUFFER))
     ctypes.memset(base, 0x5A, BUFFER)
-    return base
+    return base, None
 
 
 def make_cases(store: Any, base: int) -> dict[str, Case]:

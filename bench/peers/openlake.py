@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.peers.turns import BATCH, LARGE, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, Memory, addresses, check, free_port
-from bench.peers.turns import server, take_turns
+from bench.peers import turns
+from bench.peers.turns import BATCH, LARGE, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, Memory, addresses, check
 
 KEY_BYTES = 54
 _CONFIG = """
@@ -44,11 +44,11 @@ reserve_ttl_secs = 60
 def store(memory: Memory, nbytes: int, size: int) -> Iterator[tuple[int, Any]]:
     """A daemon with slots for `size` bytes, and a client of it; the daemon's process id and the client."""
     module = importlib.import_module("openlake_client")
-    port, s3 = free_port(), free_port()
+    port, s3 = turns.free_port(), turns.free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(_CONFIG.format(port=port, s3=s3))
         file.flush()
-        with server([str(Path(module.__file__).parent / "openlaked"), "--config", file.name], port) as pid:
+        with turns.server([str(Path(str(module.__file__)).parent / "openlaked"), "--config", file.name], port) as pid:
             client = module.Client("local", 2048)
             client.register_memory(memory.address, nbytes)
             client.attach(f"127.0.0.1:{port}", 0, size + KEY_BYTES)
@@ -69,7 +69,7 @@ def main() -> None:
         memory = Memory(nbytes)
         small = stack.enter_context(store(memory, nbytes, SMALL))
         large = stack.enter_context(store(memory, nbytes, LARGE))
-        take_turns("openlake local", version("openlake-vllm"), make_cases(small[1], large[1], memory), [small[0], large[0]])
+        turns.take_turns("openlake local", version("openlake-vllm"), make_cases(small[1], large[1], memory), [small[0], large[0]])
     os._exit(0)
 
 

@@ -30,17 +30,21 @@ class Store:
         self._store.register_buffer(self._memory.address, BATCH * LARGE)
 
     def put(self, keys: list[str], size: int) -> None:
+        """Store buffers of `size` bytes."""
         done = self._store.batch_put_from_multi_buffers(keys, *self._buffers(len(keys), size))
         check(not any(done), done)
 
     def get(self, keys: list[str], size: int) -> None:
+        """Read into the buffer, from wherever the keys are."""
         done = self._store.batch_get_into_multi_buffers(keys, *self._buffers(len(keys), size))
         check(not any(done), done)
 
     def has(self, keys: list[str]) -> bool:
+        """Whether all keys are known."""
         return bool(self._store.batch_is_exist(keys) == [1] * len(keys))
 
     def remove(self, keys: list[str]) -> None:
+        """Forget keys of this process."""
         for key in keys:
             self._store.remove(key)
 

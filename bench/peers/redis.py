@@ -22,8 +22,9 @@ def make_cases(client: Any) -> dict[str, Case]:
     memory = Memory(LARGE)
     large, small = bytes(memory.view), bytes(memory.view[:SMALL])
     sets = [[f"L{one}-{index}" for index in range(BATCH)] for one in range(WORKING_SETS)]
-    for key in sum(sets, []):
-        client.set(key, large)
+    for keys in sets:
+        for key in keys:
+            client.set(key, large)
     for index in range(SMALL_KEYS):
         client.set(f"S{index}", small)
     for index in range(PROBED):
