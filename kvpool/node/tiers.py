@@ -10,7 +10,7 @@ Reading goes on when the caller has given up: the next one finds the block.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -45,10 +45,11 @@ class Found(NamedTuple):
     entry: Entry
 
 
-def carry_out(arena: Arena, moves: Iterable[Move]) -> None:
-    """Copy inside the arena what a reservation moved."""
+def carry_out(pool: PoolState, arena: Arena, moves: Sequence[Move]) -> None:
+    """Copy inside the arena what a reservation or a slab moved, and tell the pool. At once: nothing may come between."""
     for source, target, size in moves:
         arena.view(target, size)[:] = arena.view(source, size)
+    pool.moved(moves)
 
 
 class Tiers:
@@ -155,7 +156,7 @@ class Tiers:
         while True:
             now_ns = self._clock.now_ns()
             answer = self._pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=now_ns)
-            carry_out(self._arena, answer.moves)
+            carry_out(self._pool, self._arena, answer.moves)
             if not answer.waiting or now_ns >= deadline_ns or self.flusher is None:
                 return answer
             if answer.lease_id:

@@ -1,5 +1,6 @@
 """THE protocol core of one pool node: index, leases, ledger of bytes, transitions. Pure."""
 
+from kvpool.pool.announcer import Announcer
 from kvpool.pool.blocks import TRANSITIONS
 from kvpool.pool.limits import PoolLimits
 from kvpool.pool.state import PoolState
@@ -21,6 +22,7 @@ from kvpool.pool.values import (
     Quota,
     Reserve,
     Reserved,
+    SlabGrant,
 )
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "NO_SPACE",
     "TRANSITIONS",
     "Acquired",
+    "Announcer",
     "BlockView",
     "Books",
     "Grant",
@@ -44,4 +47,5 @@ __all__ = [
     "Quota",
     "Reserve",
     "Reserved",
+    "SlabGrant",
 ]

@@ -85,6 +85,17 @@ class Allocator:
         holes.add(start, end - start)
         return size
 
+    def split(self, offset: int, size: int) -> None:
+        """Make the first `size` bytes (a multiple of `ALIGNMENT`) of the extent at `offset` an extent of their own; the rest is another.
+
+        Raises `InvariantError` when no larger extent is allocated there.
+        """
+        whole = self.size_of(offset)
+        if whole is None or not 0 < size < whole or size % ALIGNMENT:
+            raise InvariantError(f"split of {size} bytes off offset {offset}, where an extent of {whole} is allocated")
+        self._tags[offset] = size << SIZE_SHIFT | self._tags[offset] & BEFORE_MASK
+        self._write(offset + size, whole - size, size)
+
     def size_of(self, offset: int) -> int | None:
         """Size of the extent allocated at exactly `offset`, None when there is none."""
         tag = self._tags.get(offset)

@@ -1,7 +1,8 @@
 """The pool's invariants, checked from scratch.
 
 Everything the pool keeps twice for speed is counted again here from the records alone: bytes against ledger, allocator and tenants,
-references against leases and pins, the order of eviction against the committed blocks, deadlines against ttls. O(n log n).
+references against leases and pins, slabs and what waits for holds and fences, the order of eviction against the committed blocks,
+deadlines against ttls. O(n log n).
 """
 
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from kvpool.pool.allocator import aligned
 from kvpool.pool.blocks import Blocks
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
+from kvpool.pool.fences import Fences
 from kvpool.pool.leases import Leases
 from kvpool.pool.pens import Pens
 from kvpool.pool.pins import Pins
@@ -26,6 +28,7 @@ class Parts(NamedTuple):
     pens: Pens
     story: Story
     expiries: Deadlines[bytes]
+    fences: Fences
     hard_bytes: int
 
 
@@ -34,6 +37,7 @@ def audit(parts: Parts) -> None:
     parts.blocks.allocator.check()
     _check_states(parts)
     _check_references(parts)
+    _check_waiting(parts)
     _check_pins(parts)
     _check_bytes(parts)
     _check_pens(parts)
@@ -80,9 +84,11 @@ def _check_bytes(parts: Parts) -> None:
     near = {key for key, block in blocks.committed.items() if block.near}
     if near != set(blocks.near):
         raise InvariantError(f"{len(near)} committed blocks are near copies, {len(blocks.near)} are known as such")
+    slabs = blocks.slabs.extents()
+    pinned += sum(slabs.values())
     extents = blocks.allocator.extents()
-    if len(extents) != len(blocks.extents):
-        raise InvariantError(f"{len(blocks.extents)} blocks hold {len(extents)} extents: bytes leaked or shared")
+    if extents != sorted([*slabs.items(), *((offset, block.size) for offset, block in blocks.extents.items())]):
+        raise InvariantError(f"{len(blocks.extents)} blocks and {len(slabs)} slabs hold {len(extents)} extents: bytes leaked or shared")
     ledger = blocks.ledger
     counted = (blocks.allocator.free_bytes, used, pinned)
     booked = (ledger.free_bytes, ledger.used_bytes, ledger.pinned_bytes)
@@ -108,14 +114,39 @@ def _check_references(parts: Parts) -> None:
         raise InvariantError(
             f"leases hold {references} references, {writes} write; counted {parts.leases.references}, {parts.leases.write_count}"
         )
+    fenced = set(parts.fences)
     for offset, block in parts.blocks.extents.items():
-        wanted_writers = 1 if block.state is State.RESERVED or (block.state is State.DOOMED and not block.grips) else 0
+        waits = block.grips or offset in parts.blocks.lingering or offset in fenced
+        wanted_writers = 1 if block.state is State.RESERVED or (block.state is State.DOOMED and not waits) else 0
         if block.grips != readers[offset] + block.hard or writers[offset] != wanted_writers:
             raise parts.story.error(
                 f"{block.state.name} with {block.grips} grips, hard={block.hard}; leases hold it {readers[offset]} times to read, "
                 f"{writers[offset]} to write",
                 block.key,
             )
+
+
+def _check_waiting(parts: Parts) -> None:
+    """Extents that wait for a hold or a fence, slabs with their leases, blocks that move."""
+    blocks = parts.blocks
+    for offset, block in blocks.lingering.items():
+        if blocks.extents.get(offset) is not block or block.state is not State.DOOMED or block.grips:
+            raise parts.story.error(f"waits at {offset} for whoever holds it, is {block.state.name} with {block.grips} grips", block.key)
+    slabs = blocks.slabs.extents()
+    leased = [(lease.slab.offset, lease.slab.size) for lease in parts.leases.all() if lease.slab is not None]
+    fenced = list(parts.fences)
+    idle = [offset for offset in fenced if offset in slabs]
+    if sorted(leased + [(offset, slabs[offset]) for offset in idle]) != sorted(slabs.items()):
+        raise InvariantError(f"slabs {slabs}: leases have {leased}, fences {idle}")
+    for offset in fenced:
+        fenced_block = blocks.extents.get(offset)
+        if offset not in slabs and (fenced_block is None or fenced_block.state is not State.DOOMED or offset in blocks.lingering):
+            raise InvariantError(f"the extent at {offset} is fenced off, and neither a slab nor doomed")
+    if len(set(fenced)) != len(fenced):
+        raise InvariantError(f"extents fenced off twice: {fenced}")
+    for key, moving in blocks.moving.items():
+        if blocks.committed.get(key) is not moving or moving.grips:
+            raise parts.story.error(f"moves, and is {moving.state.name} with {moving.grips} grips", key)
 
 
 def _check_pins(parts: Parts) -> None:

@@ -5,20 +5,23 @@ A block's life is the table `TRANSITIONS`:
 * ABSENT → RESERVED, `reserve`. The block has bytes that only its writer knows; readers don't see it. A second writer of the same
   key is told EXISTS: a block is a pure function of its key, so one copy in flight is enough.
 * RESERVED → COMMITTED, `commit` by the write lease that reserved it. From now on it is immutable and visible.
-* RESERVED → ABSENT, `abandon`: the write lease was released or ran out first, and the bytes go back at once. A writer that
-  comes back from the dead may still scribble over bytes that are somebody else's by now. That is harmless: every frame carries
-  its key and a checksum, every reader checks them, and a failed check is a miss.
+* RESERVED → ABSENT, `abandon`: the write lease was released first, or ran out where there is no fence, and the bytes go back at
+  once. A writer that comes back from the dead may still scribble over bytes that are somebody else's by then: a reader who checks
+  the key and the checksum of its frame takes that for a miss. Who doesn't check them needs the fence.
+* RESERVED → DOOMED, `fence`: the write lease ran out and its writer may still be writing (`fences.py`).
 * COMMITTED → ABSENT, `evict` (room was needed and the policy named it), `expire` (its ttl ran out) or `discard`; only while
-  nobody grips it.
-* COMMITTED or RESERVED → DOOMED, `doom`: discarded while leased. It is unlinked at once, so nobody new finds it and its
-  key can be reserved afresh, but its bytes stay until the last lease on it ends.
-* DOOMED → ABSENT, `drain`: that lease ended.
+  nobody grips it, and nobody holds it by the board.
+* COMMITTED or RESERVED → DOOMED, `doom`: it was to go while leased, or while held by the board. It is unlinked at once, so nobody new
+  finds it and its key can be reserved afresh, but its bytes stay until the last lease on it ends and nobody holds it.
+* DOOMED → ABSENT, `drain`: that came to pass, or the fence is over.
 
 Every step moves a block along `TRANSITIONS`, moves its bytes between the accounts of the ledger, and takes or gives back its
 extent, in one place, so that index, books and allocator can't drift apart. Who may take a step, and when, is decided above
 (`state.py`); why a life has these steps stands there too.
 
 A block is *gripped* while a read lease or a hard pin refers to it: then its bytes are pinned, it is neither evicted nor moved.
+With a board (`announcer.py`) readers come without asking. So a step that makes a block readable publishes it, one that ends that withdraws
+it first, and one that finds it *held* at that moment dooms it instead. A block that moves is not on the board until its bytes are copied.
 A *near* copy belongs to a reader close by, not to the pool: it counts against no tenant, until it is adopted.
 """
 
@@ -27,8 +30,10 @@ from typing import Final
 
 from kvpool.block import BlockKey
 from kvpool.pool.allocator import Allocator, aligned
+from kvpool.pool.announcer import Announcer
 from kvpool.pool.ledger import Ledger
 from kvpool.pool.resident import Resident, State
+from kvpool.pool.slabs import Slabs
 from kvpool.pool.story import Story
 from kvpool.pool.values import NEAR, Books, Location, Move, Reserve
 
@@ -36,6 +41,7 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (State.ABSENT, "reserve"): State.RESERVED,
     (State.RESERVED, "commit"): State.COMMITTED,
     (State.RESERVED, "abandon"): State.ABSENT,
+    (State.RESERVED, "fence"): State.DOOMED,
     (State.RESERVED, "doom"): State.DOOMED,
     (State.COMMITTED, "evict"): State.ABSENT,
     (State.COMMITTED, "expire"): State.ABSENT,
@@ -50,20 +56,31 @@ Watcher = Callable[[Resident], None]
 
 
 class Blocks:
-    """Index, extents and books. `committed` and `reserved` are by key, `extents` has every block by its offset."""
+    """Index, extents and books. `committed` and `reserved` are by key, `extents` has every block by its offset.
 
-    __slots__ = ("_story", "allocator", "committed", "extents", "ledger", "near", "reserved", "tenant_bytes", "watch")
+    `lingering`: doomed blocks by offset that wait only for who holds them by the board. `moving`: committed blocks whose bytes the shell
+    has yet to copy to where they lie now, so that they aren't on the board.
+    """
 
-    def __init__(self, capacity_bytes: int, story: Story, watch: Watcher | None = None) -> None:
+    __slots__ = (
+        "_story", "allocator", "board", "committed", "extents", "ledger", "lingering", "moving", "near", "reserved", "slabs",
+        "tenant_bytes", "watch",
+    )  # fmt: skip
+
+    def __init__(self, capacity_bytes: int, story: Story, watch: Watcher | None = None, board: Announcer | None = None) -> None:
         self.allocator = Allocator(capacity_bytes)
         self.ledger = Ledger(self.allocator.capacity_bytes)
+        self.slabs = Slabs(self.allocator, self.ledger)
         self.committed: dict[BlockKey, Resident] = {}
         self.reserved: dict[BlockKey, Resident] = {}
         self.extents: dict[int, Resident] = {}
         self.tenant_bytes: dict[str, int] = {}
         self.near: dict[BlockKey, None] = {}  # committed near copies
+        self.lingering: dict[int, Resident] = {}
+        self.moving: dict[BlockKey, Resident] = {}
         self._story = story
         self.watch = watch
+        self.board = board
 
     def reserve(self, item: Reserve, offset: int, lease_id: int) -> Resident:
         """ABSENT → RESERVED at an allocated `offset`."""
@@ -83,6 +100,8 @@ class Blocks:
         if block.near:
             self.near[block.key] = None
         self.ledger.unpin(block.size)
+        if self.board is not None:
+            self.board.publish(block)
         if self.watch is not None:
             self.watch(block)
 
@@ -98,29 +117,57 @@ class Blocks:
         del self.reserved[block.key]
         self.ledger.free_pinned(self._free(block))
 
-    def drop(self, block: Resident, event: str) -> None:
-        """COMMITTED → ABSENT by `event` ("evict", "expire" or "discard"), while nobody grips it."""
-        self._step(block, event)
-        del self.committed[block.key]
-        self.near.pop(block.key, None)
-        self.ledger.free_used(self._free(block))
+    def fence(self, block: Resident) -> None:
+        """RESERVED → DOOMED, or doomed already: its lease ran out, its writer may still be writing. `drain` it in time."""
+        if block.state is State.RESERVED:
+            del self.reserved[block.key]
+            self._step(block, "fence")
+
+    def drop(self, block: Resident, event: str) -> bool:
+        """COMMITTED → ABSENT by `event` ("evict", "expire" or "discard"), while nobody grips it.
+
+        False: somebody holds it, so it is DOOMED instead, and its bytes stay.
+        """
+        if self._recalled(block):
+            self._step(block, event)
+            self._unlink(block)
+            self.ledger.free_used(self._free(block))
+        else:
+            self._step(block, "doom")
+            self._unlink(block)
+            self.ledger.pin(block.size)
+            self.lingering[block.location.offset] = block
+        if self.watch is not None:
+            self.watch(block)
+        return block.state is State.ABSENT
+
+    def doom(self, block: Resident) -> None:
+        """RESERVED or gripped COMMITTED → DOOMED: nobody new finds it, the bytes stay."""
+        if block.state is State.RESERVED:
+            del self.reserved[block.key]
+            self._step(block, "doom")
+            return
+        self._recalled(block)  # who holds it is looked at when the last grip is gone
+        self._step(block, "doom")
+        self._unlink(block)
         if self.watch is not None:
             self.watch(block)
 
-    def doom(self, block: Resident) -> None:
-        """RESERVED or COMMITTED → DOOMED: nobody new finds it, the bytes stay."""
-        if block.state is State.COMMITTED:
-            self.near.pop(block.key, None)
-        readable = block.state is State.COMMITTED
-        del (self.committed if readable else self.reserved)[block.key]
-        self._step(block, "doom")
-        if readable and self.watch is not None:
-            self.watch(block)
-
     def drain(self, block: Resident) -> None:
-        """DOOMED → ABSENT: the last one who held it is gone."""
+        """DOOMED → ABSENT: nobody grips, holds or writes it any more."""
         self._step(block, "drain")
         self.ledger.free_pinned(self._free(block))
+
+    def drain_lingering(self) -> None:
+        """Drain the doomed blocks that nobody holds any more."""
+        for offset, block in list(self.lingering.items()):
+            if not self.held(block):
+                del self.lingering[offset]
+                self.drain(block)
+
+    def held(self, block: Resident) -> bool:
+        """Whether somebody who came by the board looks at a block's bytes."""
+        return self.board is not None and self.board.held(block.key)
 
     def grip(self, block: Resident) -> None:
         """One more reference to a committed block."""
@@ -134,23 +181,44 @@ class Blocks:
         if block.grips:
             return False
         if block.state is State.DOOMED:
-            self.drain(block)
+            if self.held(block):
+                self.lingering[block.location.offset] = block
+            else:
+                self.drain(block)
             return False
         self.ledger.unpin(block.size)
         return True
 
-    def relocate(self, moves: Sequence[Move]) -> None:
-        """Movable blocks lie elsewhere from now on; their bytes are the shell's to copy, in order."""
+    def relocate(self, moves: Sequence[Move]) -> bool:
+        """Movable blocks lie elsewhere from now on; their bytes are the shell's to copy, in order, and then to be told of by `moved`.
+
+        False, and everything is as it was: somebody holds one of them.
+        """
+        if self.board is not None and not self._recall([self.extents[move.source] for move in moves]):
+            return False
         self.allocator.apply(moves)
         for source, target, _ in moves:
             block = self.extents.pop(source)
             block.location = Location(target, block.location.length)
             self.extents[target] = block
+        return True
+
+    def moved(self) -> None:
+        """All bytes are where `relocate` said: back on the board with them."""
+        moving, self.moving = self.moving, {}
+        if self.board is not None:
+            for block in moving.values():
+                self.board.publish(block)
 
     def movable(self, offset: int) -> bool:
-        """Whether the extent at `offset` may be moved: only bytes that nobody may be looking at or writing."""
-        block = self.extents[offset]
-        return block.state is State.COMMITTED and not block.grips
+        """Whether the extent at `offset` may be moved: only bytes that nobody may be looking at or writing. A slab may not."""
+        block = self.extents.get(offset)
+        return block is not None and block.state is State.COMMITTED and not block.grips and not self.held(block)
+
+    def gripped(self) -> list[int]:
+        """Where the extents lie that can't leave now."""
+        blocks = [at for at, block in self.extents.items() if block.state is not State.COMMITTED or block.grips or self.held(block)]
+        return blocks + list(self.slabs.extents())
 
     def present(self, keys: Sequence[BlockKey]) -> bytes:
         """One byte a key: 1 when it is committed, `NEAR` when only as a near copy, else 0."""
@@ -170,6 +238,33 @@ class Blocks:
             read_leases=read_leases,
             write_leases=write_leases,
         )
+
+    def _unlink(self, block: Resident) -> None:
+        del self.committed[block.key]
+        self.near.pop(block.key, None)
+
+    def _recalled(self, block: Resident) -> bool:
+        """Take a block off the board; True when nobody holds it."""
+        board = self.board
+        if board is None:
+            return True
+        self.moving.pop(block.key, None)
+        return not (board.withdraw(block.key) or board.held(block.key))
+
+    def _recall(self, blocks: Sequence[Resident]) -> bool:
+        """Take blocks off the board that are to move. When somebody holds one of them, put them back and answer False."""
+        assert self.board is not None
+        taken: dict[BlockKey, Resident] = {}
+        for block in blocks:
+            if block.key in self.moving:
+                continue  # an earlier plan took it off: its bytes are still on their way
+            taken[block.key] = block
+            if not self._recalled(block):
+                for again in taken.values():
+                    self.board.publish(again)
+                return False
+        self.moving.update(taken)
+        return True
 
     def _charge(self, block: Resident) -> None:
         self.tenant_bytes[block.tenant] = self.tenant_bytes.get(block.tenant, 0) + block.size

@@ -1,7 +1,7 @@
 """Who holds what until when.
 
-A lease is a promise with an end. A *read* lease pins committed blocks; a *write* lease holds reservations. It ends by release,
-by its deadline, or (write) when its last reservation is finished. The table is bounded twice: live leases, and block
+A lease is a promise with an end. A *read* lease pins committed blocks; a *write* lease holds reservations, or a slab. It ends by release,
+by its deadline, or (write) when its last reservation is finished or its slab is used up. The table is bounded twice: live leases, and block
 references over all of them. Ids count up from 1 and are never used again.
 """
 
@@ -12,20 +12,25 @@ from kvpool.block import BlockKey
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
 from kvpool.pool.limits import PoolLimits
 from kvpool.pool.resident import Resident
+from kvpool.pool.slabs import Slab
 from kvpool.pool.story import InvariantError
 from kvpool.pool.values import Holder
 
 
 class Lease:
-    """One live lease. `reads`: one entry per reference; `writes`: reservations not finished yet, None for a read lease."""
+    """One live lease. `reads`: one entry per reference; `writes`: reservations not finished yet, None for a read lease.
 
-    __slots__ = ("_spans", "id", "owner", "reads", "writes")
+    `slab`: what a write lease has of its own to cut blocks from.
+    """
+
+    __slots__ = ("_spans", "id", "owner", "reads", "slab", "writes")
 
     def __init__(self, lease_id: int, owner: str, reads: list[Resident], writes: dict[BlockKey, Resident] | None) -> None:
         self.id = lease_id
         self.owner = owner
         self.reads = reads
         self.writes = writes
+        self.slab: Slab | None = None
         self._spans: tuple[list[int], list[int]] | None = None
 
     def held(self) -> Iterable[Resident]:
@@ -39,7 +44,10 @@ class Lease:
     def covers(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether each (offset, length) lies inside the bytes this lease holds; adjacent blocks count as one span."""
         if self._spans is None:
-            self._spans = _merged(sorted({(block.location.offset, block.size) for block in self.held()}))
+            extents = {(block.location.offset, block.size) for block in self.held()}
+            if self.slab is not None:
+                extents.add((self.slab.offset, self.slab.size))
+            self._spans = _merged(sorted(extents))
         starts, ends = self._spans
         for offset, length in ranges:
             index = bisect_right(starts, offset) - 1

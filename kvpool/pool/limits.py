@@ -8,7 +8,7 @@ from kvpool.units import SECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """Bounds of one pool; all positive. At the limit:
+    """Bounds of one pool; all positive, but for `fence_ns`. At the limit:
 
     * `max_leases`, live leases of both kinds: `acquire` answers all misses, `reserve` answers NO_SPACE; counted as refused.
     * `max_leased_blocks`, block references over all leases: the same.
@@ -20,6 +20,9 @@ class PoolLimits:
     * `max_pinned_percent`, share of the capacity that hard pins may hold: a further hard pin is REFUSED.
     * `max_quotas`, tenants with a quota: `ConfigError`.
     * `max_story_keys`, keys remembered by the history: the oldest entries are forgotten.
+
+    `fence_ns`: how long the bytes under a write lease that ran out wait before others may have them, for its writer may still be writing;
+    0: not at all. A lease that is released gives them back at once.
     """
 
     max_leases: int = 65_536
@@ -32,9 +35,10 @@ class PoolLimits:
     max_pinned_percent: int = 50
     max_quotas: int = 4096
     max_story_keys: int = 65_536
+    fence_ns: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 1:
-                raise ConfigError(f"{field.name} must be positive, got {value}")
+            if value < (field.name != "fence_ns"):
+                raise ConfigError(f"{field.name} must {'not be negative' if field.name == 'fence_ns' else 'be positive'}, got {value}")

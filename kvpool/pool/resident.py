@@ -22,13 +22,14 @@ class Resident:
     `size` is what the allocator took for `location.length`; `grips` counts references of read leases and hard pins; `writer` is the id
     of the write lease it was reserved under; `expires_ns` is set at commit when it has a ttl. `dirty`: a slower tier is to have it
     and has not yet. `soft`: it is in the pen of softly pinned blocks; `hard`: one of its grips is
-    for hard pins; `passing`: it was fetched from a slower tier for one reading (`pens.py`); `near`: it is a copy for readers close by.
+    for hard pins; `passing`: it was fetched from a slower tier for one reading (`pens.py`); `near`: it is a copy for readers close by;
+    `unverified`: its bytes came over a wire or off a disk, and nobody has checked them on the way.
     """
 
     __slots__ = (
         "committed_ns", "depth", "dirty", "expires_ns", "grips", "hard", "hits",
         "key", "location", "near", "parent", "passing", "priority", "priority_ns",
-        "sequence", "size", "soft", "state", "tenant", "ttl_ns", "used_ns", "writer",
+        "sequence", "size", "soft", "state", "tenant", "ttl_ns", "unverified", "used_ns", "writer",
     )  # fmt: skip
 
     def __init__(self, item: Reserve, location: Location, size: int, writer: int) -> None:
@@ -42,7 +43,7 @@ class Resident:
         self.committed_ns = self.used_ns = 0
         self.expires_ns = NEVER_NS
         self.dirty = False
-        self.soft = self.hard = self.passing = False
+        self.soft = self.hard = self.passing = self.unverified = False
 
     def arrival(self) -> Arrival:
         """What an eviction policy is told of it."""

@@ -2,8 +2,9 @@
 
 Room is made in this order: a hole that fits; blocks moved together so that the free bytes become one hole (once enough is free, and as
 long as that copies little: `Allocator.move_budget`); the next victim of the eviction policy; blocks moved together when no victim is
-left. Never taken: what anyone grips, the blocks and parents named in the same call, and, while a slower tier is attached, *dirty*
-blocks: they wait to be written down first, and the caller is told to ask again (`waiting`).
+left. Never taken: what anyone grips, or holds by the board, the blocks and parents named in the same call, and, while a slower tier is
+attached, *dirty* blocks: they wait to be written down first, and the caller is told to ask again (`waiting`). A victim that somebody
+has begun to hold just now is gone for readers, but its bytes stay (DOOMED): the next one has to leave, too.
 
 Nothing is evicted for an item larger than free + used, and an item that still doesn't fit after `_PATIENCE` evictions goes on only if
 some gap between gripped extents could take it, so a large block can't empty a pool whose leases leave no room for it.
@@ -18,7 +19,7 @@ from kvpool.pool.allocator import aligned
 from kvpool.pool.blocks import Blocks
 from kvpool.pool.limits import PoolLimits
 from kvpool.pool.pens import Pens
-from kvpool.pool.resident import Resident, State
+from kvpool.pool.resident import Resident
 from kvpool.pool.story import Story
 from kvpool.pool.values import Move, Reserve
 
@@ -28,10 +29,10 @@ _QUOTA_SEARCH = 8192  # blocks looked at in one call for those of a tenant at it
 
 
 class Room:
-    """Use as a context manager around one call. `evict` unlinks a victim and gives its bytes back."""
+    """Use as a context manager around one call. `evict` unlinks a victim and gives its bytes back; False: somebody holds them still."""
 
     def __init__(
-        self, items: Sequence[Reserve], blocks: Blocks, pens: Pens, limits: PoolLimits, evict: Callable[[Resident], None], story: Story
+        self, items: Sequence[Reserve], blocks: Blocks, pens: Pens, limits: PoolLimits, evict: Callable[[Resident], bool], story: Story
     ) -> None:
         self._named = {item.key for item in items}
         self._named.update(item.parent for item in items if item.parent is not None)
@@ -78,6 +79,16 @@ class Room:
             self.waiting = self.waiting or self._passed_dirty > 0
         return offset
 
+    def admits(self) -> bool:
+        """Whether one block more may be known, victims having left if need be."""
+        while len(self._blocks.extents) >= self._limits.max_blocks:
+            victim = next(self._victims, None)
+            if victim is None:
+                self.waiting = self.waiting or self._passed_dirty > 0
+                return False
+            self._leave(victim)
+        return True
+
     def keep_to_quotas(self, items: Sequence[Reserve], quotas: Mapping[str, int]) -> None:
         """Evict blocks of tenants that these items would take over their quota, as far as a bounded search finds them."""
         if not quotas:
@@ -94,9 +105,8 @@ class Room:
         with closing(self._evictable()) as candidates:
             for _, block in zip(range(_QUOTA_SEARCH), candidates, strict=False):
                 need = 0 if block.near else over.get(block.tenant, 0)
-                if need > 0:
+                if need > 0 and self._leave(block):
                     over[block.tenant] = need - block.size
-                    self._leave(block)
                     if all(left <= 0 for left in over.values()):
                         return
 
@@ -107,21 +117,20 @@ class Room:
             return offset
         budget_bytes = allocator.move_budget(length, others_may_leave=others_may_leave)
         moves = allocator.plan_moves(length, self._blocks.movable, budget_bytes)
-        if moves is None:
+        if moves is None or not self._blocks.relocate(moves):
             return None
-        self._blocks.relocate(moves)
         self.moves += moves
         return allocator.allocate(length)
 
-    def _leave(self, block: Resident) -> None:
-        self._evict(block)
+    def _leave(self, block: Resident) -> bool:
+        """Evict a block; False when its bytes stay for now."""
         self.evicted.append(block.key)
+        return self._evict(block)
 
     def _largest_gap(self) -> int:
         """Bytes between gripped extents at most, if all else left. It can only shrink within a call, so once a call is enough."""
         if self._ceiling is None:
-            fixed = [at for at, block in self._blocks.extents.items() if block.grips or block.state is not State.COMMITTED]
-            self._ceiling = self._blocks.allocator.largest_between(fixed)
+            self._ceiling = self._blocks.allocator.largest_between(self._blocks.gripped())
         return self._ceiling
 
     def _evictable(self) -> Generator[Resident, None, None]:
@@ -137,5 +146,5 @@ class Room:
                     self._passed_dirty += 1
                     if self._passed_dirty > _DIRTY_SEARCH:
                         return
-                elif not block.grips:
+                elif not block.grips and not self._blocks.held(block):
                     yield block

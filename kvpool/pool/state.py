@@ -8,6 +8,9 @@ Every call takes a batch, time is an argument, and nothing here waits, reads a c
 
 A block's life, from ABSENT over RESERVED and COMMITTED back to ABSENT, is told in `blocks.py`.
 
+Small writers are granted a *slab* in advance and carve blocks out of it (`writing.py`). Readers on this host may find blocks by a *board*
+and hold them there without asking (`announcer.py`, `blocks.py`); `touch` tells what they used.
+
 A *lease* gives a right and an obligation to end: by `release`, by its deadline, or (write) once all its reservations are
 finished. A read lease pins the blocks it found; pinned bytes are never handed out again, and never moved. Each call first settles
 whatever is due at `now_ns`, so a late commit is refused even if nobody called `tick` in between; `tick` only bounds how long idle
@@ -21,150 +24,33 @@ tail. When nothing is left that may go, the answer is NO_SPACE, a value. A tenan
 A *near* copy is here for readers close by, beside the copies that the pool counts on: it is against no quota, the first to leave, is not
 written down, and is told from the others by `lookup`, until this node is to hold the block in its own right (`adopt`).
 
+What a write lease that ran out didn't finish is kept from others for `fence_ns` more (`fences.py`).
+
 With a slower tier below (`guard`), a committed block is *dirty* until it is written down there; a dirty block is not evicted, and a
 `reserve` that fails only because of such blocks says `waiting`.
 
 The books (`ledger.py`): free + used + pinned == capacity, always. `check()` recounts everything (`audit.py`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvpool.block import BlockKey
-from kvpool.policy.eviction import EvictionPolicy
 from kvpool.pool import arguments
-from kvpool.pool.allocator import aligned
 from kvpool.pool.audit import Parts, audit
-from kvpool.pool.blocks import Blocks, Watcher
-from kvpool.pool.deadlines import NEVER_NS, Deadlines
-from kvpool.pool.keeper import Keeper
-from kvpool.pool.leases import Lease, Leases
-from kvpool.pool.limits import PoolLimits
-from kvpool.pool.pens import Pens
-from kvpool.pool.quotas import Quotas
-from kvpool.pool.resident import Resident, State
-from kvpool.pool.room import Room
-from kvpool.pool.story import Story
-from kvpool.pool.values import (
-    EXISTS,
-    NO_SPACE,
-    Acquired,
-    BlockView,
-    Books,
-    Grant,
-    Granted,
-    Location,
-    Pin,
-    PinOutcome,
-    Quota,
-    Reserve,
-    Reserved,
-)
-
-_COUNTERS = (
-    "hits", "misses", "inserted", "evicted", "expired", "discarded", "refused", "refused_quota", "reclaimed_leases", "moved_bytes",
-)  # fmt: skip
+from kvpool.pool.deadlines import NEVER_NS
+from kvpool.pool.resident import Resident
+from kvpool.pool.values import Acquired, BlockView, Books, Location, Pin, PinOutcome, Quota
+from kvpool.pool.writing import Writing
 
 
-class PoolState:
+class PoolState(Writing):
     """Index, leases, pins and books of one node. Single-threaded: the shell serialises calls.
 
     `capacity_bytes` is rounded down to a multiple of 64. Arguments that break a limit or make no sense raise `ConfigError`
     before anything changes; a broken invariant raises `InvariantError`; everything else is an answer. Time never goes back: an
     earlier `now_ns` than one seen before counts as that one. `watch`: told of each block that becomes readable or stops being so.
+    `board`: tells readers of this host where blocks lie, so that they needn't ask.
     """
-
-    def __init__(self, capacity_bytes: int, policy: EvictionPolicy, limits: PoolLimits | None = None, watch: Watcher | None = None) -> None:
-        self._limits = limits or PoolLimits()
-        self._story = Story(self._limits.max_story_keys)
-        self._blocks = Blocks(capacity_bytes, self._story, watch)
-        self._pens = Pens(policy)
-        self._leases = Leases(self._limits)
-        self._keeper = Keeper(self._blocks, self._pens, self._limits)
-        self._pins = self._keeper.pins
-        self._quotas = Quotas(self._blocks.tenant_bytes, self._limits)
-        self._expiries: Deadlines[bytes] = Deadlines()
-        self._counters = dict.fromkeys(_COUNTERS, 0)
-        self._guarded = False
-        self._now_ns = 0
-        self._due_ns = NEVER_NS  # nothing is due before
-
-    @property
-    def limits(self) -> PoolLimits:
-        """The bounds it was made with."""
-        return self._limits
-
-    # Writing
-
-    def reserve(self, items: Sequence[Reserve], *, owner: str, lease_ns: int, now_ns: int) -> Reserved:
-        """Room for `items` under one write lease: per item `Granted`, EXISTS or NO_SPACE. Evicts and moves what it must."""
-        arguments.check_call(len(items), owner, lease_ns, self._limits)
-        for item in items:
-            arguments.check_item(item, self._limits)
-        now_ns = self._advance(now_ns)
-        allowed = self._leases.room_for(len(items))
-        lease: Lease | None = None
-        grants: list[Grant] = []
-        with Room(items, self._blocks, self._pens, self._limits, self._evict, self._story) as room:
-            if allowed:
-                room.keep_to_quotas(items, self._quotas.max_bytes)
-            for item in items:
-                if item.key in self._blocks.committed or item.key in self._blocks.reserved:
-                    grants.append(EXISTS)
-                    continue
-                within = item.near or self._quotas.allow(item.tenant, aligned(item.length))
-                offset = room.place(item.length) if allowed and within else None
-                if offset is None:
-                    self._counters["refused_quota"] += not within
-                    self._counters["refused"] += 1
-                    grants.append(NO_SPACE)
-                    continue
-                lease = lease or self._leases.open_write(owner, self._deadline(lease_ns, now_ns))
-                self._leases.add_write(lease, self._blocks.reserve(item, offset, lease.id))
-                grants.append(Granted(offset))
-        if room.evicted:
-            self._counters["evicted"] += len(room.evicted)
-            self._story.record(now_ns, "evicted", 0, room.evicted)
-        self._counters["moved_bytes"] += sum(move.size for move in room.moves)
-        if lease is not None:
-            self._story.record(now_ns, "reserved", lease.id, tuple(lease.writes or ()))
-        return Reserved(lease_id=lease.id if lease else 0, grants=tuple(grants), moves=tuple(room.moves), waiting=room.waiting)
-
-    def commit(
-        self, lease_id: int, keys: Sequence[BlockKey], now_ns: int, *, clean: bool = False, passing: bool = False
-    ) -> tuple[bool, ...]:
-        """Publish blocks written under `lease_id`: True where the block is visible now.
-
-        False where the lease has ended, the key wasn't granted under it, or the block was discarded meanwhile. Saying it
-        again while the lease lives is True again. The lease ends with its last block. `clean`: a slower tier has them already;
-        `passing`: they came from there for one reading, and are the first to leave until `admit`.
-        """
-        arguments.check_batch(len(keys), self._limits)
-        now_ns = self._advance(now_ns)
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.writes is None:
-            return (False,) * len(keys)
-        done: list[Resident] = []
-        answers: list[bool] = []
-        for key in keys:
-            block = self._leases.finish_write(lease, key)
-            if block is None:
-                before = self._blocks.committed.get(key)
-                answers.append(before is not None and before.writer == lease_id)
-            elif block.state is State.DOOMED:
-                self._blocks.drain(block)
-                answers.append(False)
-            else:
-                self._publish(block, now_ns)
-                block.dirty, block.passing = self._guarded and not (clean or block.near), passing or block.near
-                done.append(block)
-                answers.append(True)
-        for block in reversed(done):  # tails first, so that heads are the younger ones
-            self._pens.insert(block, now_ns)
-        self._counters["inserted"] += len(done)
-        self._story.record(now_ns, "committed", lease_id, tuple(block.key for block in done))
-        if not lease.writes:
-            self._leases.end(lease)
-        return tuple(answers)
 
     # Reading
 
@@ -176,14 +62,15 @@ class PoolState:
         arguments.check_call(len(keys), owner, lease_ns, self._limits)
         now_ns = self._advance(now_ns)
         found, hits = self._found(keys)
-        self._counters["hits"] += len(hits)
         self._counters["misses"] += len(keys) - len(hits)
-        touch = self._pens.touch
-        for block in reversed(hits):  # tails first, so that heads are the younger ones
-            block.hits += 1
-            block.used_ns = now_ns
-            touch(block, now_ns, sequence)
+        self._use(hits, now_ns, sequence)
         return self._grip(found, hits, keys, owner, self._deadline(lease_ns, now_ns))
+
+    def touch(self, keys: Sequence[BlockKey], now_ns: int, *, sequence: int = 0) -> None:
+        """Readers used these blocks without asking, in this order: a use of each that is still committed, without a lease."""
+        arguments.check_batch(len(keys), self._limits)
+        now_ns = self._advance(now_ns)
+        self._use(list(self._known(keys)), now_ns, sequence)
 
     def hold(self, keys: Sequence[BlockKey], *, owner: str, lease_ns: int, now_ns: int) -> Acquired:
         """As `acquire`, but no use of the blocks: counts no hit and changes no order. For the node's own work."""
@@ -244,7 +131,7 @@ class PoolState:
             if block.grips:
                 self._doom(block)
             else:
-                self._blocks.drop(block, "discard")
+                self._drop(block, "discard")
                 self._story.record(self._now_ns, "discarded", 0, (key,))
         self._counters["discarded"] += 1
         return True
@@ -320,13 +207,17 @@ class PoolState:
     # Time
 
     def tick(self, now_ns: int) -> int:
-        """End the leases and pins and remove the ttl blocks that are due at `now_ns`; returns how many leases and blocks."""
+        """End the leases and pins and remove the ttl blocks that are due at `now_ns`; returns how many leases and blocks.
+
+        Fences that are over, and doomed blocks that nobody holds any more, give their bytes back.
+        """
         before = self._counters["reclaimed_leases"] + self._counters["expired"]
         self._advance(now_ns)
+        self._blocks.drain_lingering()
         return self._counters["reclaimed_leases"] + self._counters["expired"] - before
 
     def next_due_ns(self) -> int | None:
-        """When the next lease, pin or ttl runs out, None without any: a good time for `tick`."""
+        """When the next lease, pin, ttl or fence runs out, None without any: a good time for `tick`. Holds have no such time."""
         due_ns = self._first_due_ns()
         return None if due_ns == NEVER_NS else due_ns
 
@@ -352,8 +243,8 @@ class PoolState:
         return key in self._blocks.reserved
 
     def writers(self) -> set[str]:
-        """Owners of live write leases."""
-        return {lease.owner for lease in self._leases.all() if lease.writes is not None}
+        """Owners of write leases with blocks that are being written; a slab is none."""
+        return {lease.owner for lease in self._leases.all() if lease.writes}
 
     def due(self, now_ns: int) -> tuple[int, int, int]:
         """What `tick` would end at `now_ns`: leases, blocks whose ttl is over, the bytes these take. Looks at all."""
@@ -383,12 +274,17 @@ class PoolState:
 
     def check(self) -> None:
         """Recount everything; raises `InvariantError` with the key's story when something disagrees. O(n log n)."""
-        audit(Parts(self._blocks, self._leases, self._pins, self._pens, self._story, self._expiries, self._keeper.hard_bytes))
+        audit(Parts(self._blocks, self._leases, self._pins, self._pens, self._story, self._expiries, self._fences, self._keeper.hard_bytes))
 
-    # Steps
+    # Parts of the above
 
-    def _known(self, keys: Iterable[BlockKey]) -> Iterator[Resident]:
-        return filter(None, map(self._blocks.committed.get, keys))
+    def _use(self, hits: Sequence[Resident], now_ns: int, sequence: int) -> None:
+        self._counters["hits"] += len(hits)
+        touch = self._pens.touch
+        for block in reversed(hits):  # tails first, so that heads are the younger ones
+            block.hits += 1
+            block.used_ns = now_ns
+            touch(block, now_ns, sequence)
 
     def _found(self, keys: Sequence[BlockKey]) -> tuple[list[Location | None], list[Resident]]:
         """Where the keys lie, and the blocks among them; none of them when the lease table has no room."""
@@ -416,80 +312,3 @@ class PoolState:
         lease = self._leases.open_read(owner, hits, deadline_ns)
         self._story.record(self._now_ns, "acquired", lease.id, tuple(keys))
         return Acquired(lease_id=lease.id, found=tuple(found))
-
-    def _publish(self, block: Resident, now_ns: int) -> None:
-        self._blocks.publish(block)
-        block.committed_ns = block.used_ns = now_ns
-        if block.ttl_ns:
-            block.expires_ns = now_ns + block.ttl_ns
-            self._expiries.set(block.key, block.expires_ns)
-            self._due_ns = min(self._due_ns, block.expires_ns)
-
-    def _unlink(self, block: Resident) -> None:
-        """A committed block is about to leave the index: out of the order of eviction, without pins, without a ttl."""
-        self._pens.remove(block)
-        if block.ttl_ns:
-            self._expiries.drop(block.key)
-        self._keeper.forget(block)
-
-    def _evict(self, block: Resident) -> None:
-        self._unlink(block)
-        self._blocks.drop(block, "evict")
-
-    def _expire(self, block: Resident) -> None:
-        self._unlink(block)
-        self._blocks.drop(block, "expire")
-        self._story.record(self._now_ns, "expired", 0, (block.key,))
-        self._counters["expired"] += 1
-
-    def _doom(self, block: Resident) -> None:
-        self._blocks.doom(block)
-        self._story.record(self._now_ns, "doomed", 0, (block.key,))
-
-    def _repin(self, block: Resident) -> None:
-        """Pins of the block came or went."""
-        if self._keeper.settle(block, self._now_ns) and block.expires_ns <= self._now_ns:
-            self._expire(block)
-
-    # Ends
-
-    def _advance(self, now_ns: int) -> int:
-        """Settle everything that is due; the time that counts."""
-        now_ns = self._now_ns = max(now_ns, self._now_ns)
-        if now_ns < self._due_ns:
-            return now_ns
-        while (lease := self._leases.due(now_ns)) is not None:
-            self._counters["reclaimed_leases"] += 1
-            self._end(lease, "lease ran out")
-        while (due := self._pins.pop_due(now_ns)) is not None:
-            self._repin(self._blocks.committed[due[0]])
-        while (key := self._expiries.pop_due(now_ns)) is not None:
-            block = self._blocks.committed[BlockKey(key)]
-            if not block.grips:
-                self._expire(block)
-        self._due_ns = self._first_due_ns()
-        return now_ns
-
-    def _first_due_ns(self) -> int:
-        return min(self._leases.first_deadline_ns(), self._pins.first_deadline_ns(), self._expiries.first_ns())
-
-    def _end(self, lease: Lease, why: str) -> None:
-        self._leases.end(lease)
-        if lease.writes is not None:
-            for block in lease.writes.values():
-                if block.state is State.DOOMED:
-                    self._blocks.drain(block)
-                else:
-                    self._blocks.abandon(block)
-            self._story.record(self._now_ns, f"{why} before its commit", lease.id, tuple(lease.writes))
-            return
-        loosen = self._blocks.loosen
-        over = [block for block in lease.reads if loosen(block) and block.expires_ns <= self._now_ns]
-        for block in over:
-            self._expire(block)
-        self._story.record(self._now_ns, why, lease.id, [block.key for block in lease.reads])
-
-    def _deadline(self, lease_ns: int, now_ns: int) -> int:
-        deadline_ns = now_ns + min(lease_ns, self._limits.max_lease_ns)
-        self._due_ns = min(self._due_ns, deadline_ns)
-        return deadline_ns

@@ -97,7 +97,8 @@ class Quota(NamedTuple):
 class Reserved:
     """Answer to `reserve`: one grant an item, in order. `lease_id` is 0 when nothing was granted.
 
-    `moves` are copies inside the arena that must be made, in order, before any of the grants is used. `waiting`: some item got
+    `moves` are copies inside the arena that must be made, in order, and told of by `moved`, before any of the grants is used and before
+    anything else is asked of the pool. `waiting`: some item got
     NO_SPACE although room will come when blocks have been written down to a slower tier; ask again then.
     """
 
@@ -105,6 +106,19 @@ class Reserved:
     grants: tuple[Grant, ...]
     moves: tuple[Move, ...] = ()
     waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabGrant:
+    """A slab: `nbytes` at `offset` of the arena to write blocks to, one behind the other, each from a multiple of 64 on, then to `carve`.
+
+    `moves` as in `Reserved`.
+    """
+
+    lease_id: int
+    offset: int
+    nbytes: int
+    moves: tuple[Move, ...] = ()
 
 
 class Location(NamedTuple):

@@ -1,0 +1,70 @@
+"""Slabs: bytes granted to a writer in advance, to be cut into blocks from the front.
+
+A slab is no block: it has no key, no tenant, no place in an index, so nothing that looks at blocks can meet it. It is an extent with an
+owner, the write lease it was granted under, and its bytes are pinned. What is cut off its front goes to a block or back to the holes;
+what is left when the lease ends goes back too.
+"""
+
+from kvpool.pool.allocator import Allocator
+from kvpool.pool.ledger import Ledger
+from kvpool.pool.story import InvariantError
+
+
+class Slab:
+    """`size` bytes at `offset`; both change as its front is cut off. `size` 0: used up."""
+
+    __slots__ = ("offset", "size")
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset = offset
+        self.size = size
+
+
+class Slabs:
+    """The slabs of one arena, by offset."""
+
+    __slots__ = ("_allocator", "_by_offset", "_ledger")
+
+    def __init__(self, allocator: Allocator, ledger: Ledger) -> None:
+        self._allocator = allocator
+        self._ledger = ledger
+        self._by_offset: dict[int, Slab] = {}
+
+    def open(self, offset: int, size: int) -> Slab:
+        """A slab over a whole extent, allocated just now."""
+        slab = self._by_offset[offset] = Slab(offset, size)
+        self._ledger.reserve(size)
+        return slab
+
+    def cut(self, slab: Slab, size: int) -> int:
+        """Cut `size` bytes off the front, a multiple of 64 and at most what there is; where they lie.
+
+        They are an extent that is booked for nobody: the caller's to give to a block, or to free.
+        """
+        if size > slab.size:
+            raise InvariantError(f"{size} bytes cut off a slab of {slab.size}")
+        offset = slab.offset
+        del self._by_offset[offset]
+        if size < slab.size:
+            self._allocator.split(offset, size)
+            self._by_offset[offset + size] = slab
+        self._ledger.free_pinned(size)
+        slab.offset += size
+        slab.size -= size
+        return offset
+
+    def give_back(self, offset: int) -> bool:
+        """Free what is left of the slab at `offset`; False when there is none."""
+        slab = self._by_offset.pop(offset, None)
+        if slab is None:
+            return False
+        self._allocator.free(offset)
+        self._ledger.free_pinned(slab.size)
+        return True
+
+    def extents(self) -> dict[int, int]:
+        """Size by offset of all slabs."""
+        return {offset: slab.size for offset, slab in self._by_offset.items()}
+
+    def __len__(self) -> int:
+        return len(self._by_offset)
