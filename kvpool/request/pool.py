@@ -88,6 +88,14 @@ Place = tuple[int, int]
 """(offset, length) of a stored frame in the arena's data region."""
 
 
+class Slab(NamedTuple):
+    """Room of the arena that a client on the same host was given in advance, to carve small blocks from its front."""
+
+    lease_id: int
+    offset: int
+    nbytes: int
+
+
 class Stored(NamedTuple):
     """A leased block with all that it takes to store it elsewhere: where it lies, and what it was reserved with.
 

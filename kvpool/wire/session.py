@@ -1,0 +1,230 @@
+"""What a client and a node on the same host say to each other over a session: one message a packet, all of them fixed binary.
+
+Theory. A session is a UNIX socket that keeps packets whole (SOCK_SEQPACKET). The client asks, the node answers, in order, one answer a
+request. Integers are little-endian. The first packet each way is a greeting, which names the version and whom it is meant for:
+
+    offset  bytes  greeting
+         0      8  magic "KVPSESS\\0"
+         8      2  version
+        10      2  0; in an answer 1 when the node refuses
+        12      4  bytes of the text after the greeting
+        16     16  node id
+        32      8  incarnation
+        40         text, UTF-8: the client's name; in an answer why the node refuses
+
+With its greeting the client passes one descriptor, its cell; with its answer the node passes one, its board. The layout of the greeting
+stays what it is in every version. After it:
+
+    offset  bytes  request                                   answer
+         0      1  kind                                      kind of the request
+         1      1  1: near copies                            1: waiting; 2: refused, and a text follows
+         2      2  blocks or keys that follow                outcomes that follow
+         4      2  bytes of the tenant's name                bytes of the text (of 4)
+         6      2  0
+         8      8  lease                                     lease
+        16      8  tokens of the whole prompt, 0: unknown    offset of a slab
+        24      8  bytes of the (next) slab, 0: none         bytes of a slab, 0: none
+        32         tenant's name, then blocks or keys        outcomes: a byte each; then in answer to RESERVE an offset each
+
+A block takes 104 bytes: key, parent (32 each, zeros for none), depth, length, ttl_ms, priority_ms (8 each), priority, whether it has a
+parent (1 each), 6 zeros. What isn't said of a kind of message is zero. `decode_request` believes nothing.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from kvpool.errors import ConfigError, ProtocolError
+from kvpool.request.pool import Outcome, Reservation
+from kvpool.wire.fence import NodeIdentity
+
+VERSION: Final = 1
+MAX_BLOCKS: Final = 1024
+"""Blocks or keys of one message."""
+MAX_TEXT: Final = 1024
+"""Bytes of a name or a reason."""
+
+_MAGIC: Final = b"KVPSESS\0"
+_GREETING: Final = struct.Struct("<8sHHI16sQ")
+_HEAD: Final = struct.Struct("<BBHHHQQQ")
+_ANSWER: Final = struct.Struct("<BBHIQQQ")
+_BLOCK: Final = struct.Struct("<32s32sQQQQBB6s")
+_KEY: Final = struct.Struct("32s")
+_ZEROS: Final = bytes(6)
+_NO_PARENT: Final = bytes(32)
+_MAX_MS: Final = 1 << 43
+"""As nanoseconds it still fits 63 bits."""
+_MAX_COUNT: Final = 1 << 63
+_NEAR, _WAITING, _REFUSED = 1, 1, 2
+_MAX_OUTCOME: Final = max(Outcome)
+
+MAX_MESSAGE: Final = _HEAD.size + MAX_TEXT + MAX_BLOCKS * _BLOCK.size
+"""Bytes of the longest packet."""
+
+
+class Kind(IntEnum):
+    """What is asked. SLAB: room in advance; PUT: publish what was written to a slab's front; the rest as in `PoolRpc`."""
+
+    SLAB = 2
+    PUT = 3
+    RESERVE = 4
+    COMMIT = 5
+    RELEASE = 6
+
+
+_USES: Final[dict[int, str]] = {
+    Kind.SLAB: "n",
+    Kind.PUT: "lsntb",
+    Kind.RESERVE: "fstb",
+    Kind.COMMIT: "lk",
+    Kind.RELEASE: "lk",
+}
+"""What each kind says: flags, lease, sequence, nbytes, tenant, blocks, keys."""
+
+
+class Greeting(NamedTuple):
+    """The first packet, either way. `text`: the client's name; from a node that refuses, why."""
+
+    node: NodeIdentity
+    text: str = ""
+    refused: bool = False
+
+
+class Request(NamedTuple):
+    """One call; `nbytes`: of the slab that is asked for."""
+
+    kind: Kind
+    lease_id: int = 0
+    sequence: int = 0
+    nbytes: int = 0
+    near: bool = False
+    tenant: str = ""
+    blocks: Sequence[Reservation] = ()
+    keys: Sequence[bytes] = ()
+
+
+class Answer(NamedTuple):
+    """One answer. `outcomes`: `kvpool.request.pool.Outcome` a block, or 1 a key that was committed; `offsets`: of a RESERVE.
+
+    `lease_id`, `slab_offset`, `slab_bytes`: what was granted. `refused`: why nothing was done.
+    """
+
+    lease_id: int = 0
+    slab_offset: int = 0
+    slab_bytes: int = 0
+    outcomes: bytes = b""
+    offsets: Sequence[int] = ()
+    waiting: bool = False
+    refused: str = ""
+
+
+def encode_greeting(greeting: Greeting) -> bytes:
+    """Spell a greeting; a text too long is cut."""
+    text = greeting.text.encode()[:MAX_TEXT]
+    node_id, incarnation = greeting.node
+    return _GREETING.pack(_MAGIC, VERSION, greeting.refused, len(text), bytes.fromhex(node_id), incarnation) + text
+
+
+def decode_greeting(data: bytes) -> Greeting:
+    """Read a greeting. Raises `ProtocolError`, also for another version than ours."""
+    if len(data) < _GREETING.size or not data.startswith(_MAGIC):
+        raise ProtocolError("not a greeting of a session")
+    _, version, refused, length, node_id, incarnation = _GREETING.unpack_from(data)
+    if version != VERSION:
+        raise ProtocolError(f"version {version} of sessions is spoken there, {VERSION} here: run the same version on both sides")
+    if refused > 1 or length > MAX_TEXT or len(data) != _GREETING.size + length:
+        raise ProtocolError("a greeting of the wrong length or with unknown flags")
+    text = data[_GREETING.size :].decode(errors="replace")
+    return Greeting(NodeIdentity(node_id.hex(), incarnation), text, bool(refused))
+
+
+def encode_request(request: Request) -> bytes:
+    """Spell a request. Raises `ConfigError` for what can't be spelled."""
+    kind, lease_id, sequence, nbytes, near, tenant, blocks, keys = request
+    name, count = tenant.encode(), len(blocks) or len(keys)
+    if count > MAX_BLOCKS or len(name) > MAX_TEXT:
+        raise ConfigError(
+            f"a message of a session takes {MAX_BLOCKS} blocks and a tenant's name of {MAX_TEXT} bytes at most; split the call"
+        )
+    if any(len(key) != _KEY.size for key in keys) or any(len(b.key) != _KEY.size or len(b.parent) not in (0, _KEY.size) for b in blocks):
+        raise ConfigError(f"a block key has {_KEY.size} bytes")
+    try:
+        head = _HEAD.pack(kind, near, count, len(name), 0, lease_id, sequence, nbytes)
+        tail = keys or [
+            _BLOCK.pack(key, parent or _NO_PARENT, depth, length, ttl_ms, priority_ms, priority, bool(parent), _ZEROS)
+            for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
+        ]
+    except struct.error as error:
+        raise ConfigError(f"a message of a session can't say that: {error}") from error
+    return b"".join((head, name, *tail))
+
+
+def decode_request(data: bytes) -> Request:
+    """Read a request. Raises `ProtocolError` for anything that `encode_request` doesn't make."""
+    if len(data) < _HEAD.size:
+        raise ProtocolError(f"a request of {len(data)} bytes")
+    kind, flags, count, name_bytes, zero, lease_id, sequence, nbytes = _HEAD.unpack_from(data)
+    uses = _USES.get(kind, "")
+    if not uses:
+        raise ProtocolError(f"a request of unknown kind {kind}")
+    said = {"f": flags, "l": lease_id, "s": sequence, "n": nbytes, "t": name_bytes}
+    if zero or flags > _NEAR or any(value and field not in uses for field, value in said.items()):
+        raise ProtocolError(f"a request of kind {kind} with fields it doesn't have")
+    item = _BLOCK if "b" in uses else _KEY if "k" in uses else None
+    start = _HEAD.size + name_bytes
+    if (
+        count > MAX_BLOCKS
+        or name_bytes > MAX_TEXT
+        or len(data) != start + count * (0 if item is None else item.size)
+        or (count and not item)
+    ):
+        raise ProtocolError(f"a request of kind {kind} and {len(data)} bytes for {count} blocks")
+    if max(sequence, nbytes) >= _MAX_COUNT:
+        raise ProtocolError("a request with numbers beyond all bounds")
+    try:
+        tenant = data[_HEAD.size : start].decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError("a tenant's name that is not UTF-8") from error
+    body = data[start:]
+    blocks = [_block(*fields) for fields in _BLOCK.iter_unpack(body)] if item is _BLOCK else ()
+    keys = [key for (key,) in _KEY.iter_unpack(body)] if item is _KEY else ()
+    return Request(Kind(kind), lease_id, sequence, nbytes, bool(flags), tenant, blocks, keys)
+
+
+def _block(
+    key: bytes, parent: bytes, depth: int, length: int, ttl_ms: int, priority_ms: int, priority: int, has_parent: int, zeros: bytes
+) -> Reservation:
+    if max(depth, length) >= _MAX_COUNT or max(ttl_ms, priority_ms) >= _MAX_MS:
+        raise ProtocolError(f"block {key.hex()[:16]} with numbers beyond all bounds")
+    if has_parent > 1 or zeros != _ZEROS or (not has_parent and parent != _NO_PARENT):
+        raise ProtocolError(f"block {key.hex()[:16]} with fields it doesn't have")
+    return Reservation(key, parent if has_parent else b"", depth, length, ttl_ms, priority, priority_ms)
+
+
+def encode_answer(kind: Kind, answer: Answer) -> bytes:
+    """Spell the answer to a request of that kind; a text too long is cut."""
+    lease_id, offset, nbytes, outcomes, offsets, waiting, refused = answer
+    if refused:
+        text = refused.encode()[:MAX_TEXT]
+        return _ANSWER.pack(kind, _REFUSED, 0, len(text), 0, 0, 0) + text
+    head = _ANSWER.pack(kind, _WAITING if waiting else 0, len(outcomes), 0, lease_id, offset, nbytes)
+    return head + outcomes + struct.pack(f"<{len(offsets)}Q", *offsets) if offsets else head + outcomes
+
+
+def decode_answer(request: Request, data: bytes) -> Answer:
+    """Read the answer to `request`. Raises `ProtocolError` when it isn't one, `ConfigError` when the node refused."""
+    if len(data) < _ANSWER.size:
+        raise ProtocolError(f"an answer of {len(data)} bytes")
+    kind, flags, count, text_bytes, lease_id, offset, nbytes = _ANSWER.unpack_from(data)
+    body = data[_ANSWER.size :]
+    if kind != request.kind:
+        raise ProtocolError(f"an answer of kind {kind} to a request of kind {request.kind}")
+    if flags == _REFUSED and len(body) == text_bytes:
+        raise ConfigError(body.decode(errors="replace"))
+    wanted = 0 if kind in (Kind.SLAB, Kind.RELEASE) else len(request.blocks) or len(request.keys)
+    each = 9 if kind == Kind.RESERVE else 1
+    if flags > _WAITING or text_bytes or count != wanted or len(body) != count * each or max(body[:count], default=0) > _MAX_OUTCOME:
+        raise ProtocolError(f"an answer of kind {kind} with {count} outcomes in {len(data)} bytes to {wanted}")
+    offsets = struct.unpack(f"<{count}Q", body[count:]) if each > 1 else ()
+    return Answer(lease_id, offset, nbytes, body[:count], offsets, bool(flags))
