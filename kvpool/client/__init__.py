@@ -3,5 +3,6 @@
 from kvpool.client.pool import AsyncPoolClient
 from kvpool.client.retention import Retention
 from kvpool.client.sdk import AsyncClient, Client, Got, connect, connect_async
+from kvpool.client.views import View
 
-__all__ = ["AsyncClient", "AsyncPoolClient", "Client", "Got", "Retention", "connect", "connect_async"]
+__all__ = ["AsyncClient", "AsyncPoolClient", "Client", "Got", "Retention", "View", "connect", "connect_async"]

@@ -1,12 +1,13 @@
 """Callers' arrays as bytes: numpy arrays and torch tensors in, views without a copy out. torch is never imported from here."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.block import Geometry
+from kvpool.block import BlockKey, Geometry
 from kvpool.errors import ConfigError
 
 Bytes = npt.NDArray[np.uint8]
@@ -19,6 +20,11 @@ def blocks_shape(geometry: Geometry, n_blocks: int) -> tuple[int, ...]:
     """`[n, layers, 2, kv_heads, block_tokens, head_dim]` where all layers are alike, else `[n, payload bytes]` (of uint8)."""
     shape = geometry.uniform_shape(geometry.block_tokens)
     return (n_blocks, *shape) if shape is not None else (n_blocks, geometry.payload_bytes(geometry.block_tokens))
+
+
+def element_type(geometry: Geometry) -> "np.dtype[Any]":
+    """numpy's type of the elements of a block."""
+    return np.dtype(_NUMPY_DTYPES[geometry.dtype])
 
 
 def new_blocks(geometry: Geometry, n_blocks: int) -> npt.NDArray[Any]:
@@ -47,6 +53,14 @@ def as_rows(blocks: Any, geometry: Geometry, *, writable: bool) -> Bytes:
         wanted = blocks_shape(geometry, 1)[1:]
         raise ConfigError(f"blocks must have shape [n, {', '.join(map(str, wanted))}] ({row} bytes each), got {list(array.shape)}")
     return array.reshape(-1).view(np.uint8).reshape(-1, row)
+
+
+def rows_of(chain: Sequence[BlockKey], blocks: Any, geometry: Geometry) -> Bytes:
+    """`as_rows` of the blocks that `chain` names, one each. Raises `ConfigError` for another number of them, too."""
+    rows = as_rows(blocks, geometry, writable=False)
+    if len(rows) != len(chain):
+        raise ConfigError(f"the tokens make {len(chain)} blocks of {geometry.block_tokens}, but {len(rows)} were given")
+    return rows
 
 
 def _numpy_of(blocks: Any, geometry: Geometry) -> Any:

@@ -5,20 +5,25 @@ import copy
 import logging
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Literal, TypeVar
+
+import numpy as np
 
 from kvpool.block import BlockKey, Namespace
 from kvpool.block.frame import Framer
 from kvpool.client.background import Background, outlast
+from kvpool.client.here import Counts, Here, Limits
 from kvpool.client.leasing import keep_alive
 from kvpool.client.links import Links
 from kvpool.client.plan import placements
 from kvpool.client.sources import NodeRef, NodeSource
-from kvpool.client.transfer import Lease, Stages, Touch, Transfer
-from kvpool.errors import ClosedError, KvpoolError, UnavailableError
+from kvpool.client.transfer import Lease, Payload, Stages, Touch, Transfer
+from kvpool.errors import ClosedError, ConfigError, KvpoolError, UnavailableError
 from kvpool.policy.placement import Placement
 from kvpool.transport import host_boot_id
 from kvpool.wire.credentials import PLAIN, Security
@@ -29,23 +34,38 @@ CONTROL_S = 2.0
 """Longest wait for one control message."""
 _THREADS = 4
 
+T = TypeVar("T")
+Checksums = Literal["wire", "always"]
+"""Whose checksums are looked at: only of what may have crossed a wire or a disk unchecked, or of every block."""
+
+
+def check_checksums(checksums: str) -> str:
+    """`checksums` if it is one of the two; `ConfigError` otherwise."""
+    if checksums not in ("wire", "always"):
+        raise ConfigError(f"unknown checksums {checksums!r}; choose wire or always")
+    return checksums
+
 
 class Core:
     """The middle of one client, on one event loop."""
 
-    def __init__(self, namespace: Namespace, source: NodeSource, transport: str, security: Security = PLAIN) -> None:
+    def __init__(
+        self, namespace: Namespace, source: NodeSource, transport: str, security: Security = PLAIN, *, checksums: Checksums = "wire"
+    ) -> None:
         self.namespace = namespace
         self.block_tokens = namespace.geometry.block_tokens
         self.fingerprint = namespace.fingerprint().hex()
         self.framer = Framer(namespace)
-        self.links = Links(source, transport, security)
-        self.background = Background()
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.links = Links(source, transport, security, owner=self.owner)
+        self.background = Background()
+        self.direct = Counts()
+        self.here = Here(self.links, self.framer, self.direct, always=check_checksums(checksums) == "always")
         self.host = host_boot_id()
         self.ending = asyncio.Event()
         """Set once the client is closed: for its views too."""
-        self._stages = Stages(self.framer.frame_bytes(self.block_tokens))
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
+        self.stages = Stages(self.framer.frame_bytes(self.block_tokens))
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvpool-bytes")
 
     def salted(self, salt: bytes) -> "Core":
         """The same connections, threads and buffers for this namespace with another salt; closed with the core that they are of."""
@@ -53,6 +73,7 @@ class Core:
         view.namespace = replace(self.namespace, salt=salt)
         view.fingerprint = view.namespace.fingerprint().hex()
         view.framer = Framer(view.namespace)
+        view.here = self.here.salted(view.framer)
         return view
 
     @property
@@ -89,7 +110,7 @@ class Core:
             return
         self.check_open()
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, mover, self.framer, self._stages, touch)
+        work = loop.run_in_executor(self.threads, mover, self.framer, self.stages, touch)
         renewal = loop.create_task(keep_alive(transfer, length_ms))
         try:
             await asyncio.shield(work)
@@ -102,6 +123,39 @@ class Core:
         finally:
             renewal.cancel()
             await self._judge(transfer)
+
+    async def in_thread(self, work: Callable[[Limits], T], deadline_ns: int) -> T:
+        """`work` in a worker thread, which ends by the deadline; a cancelled task stops it and waits for it first."""
+        self.check_open()
+        stopped = threading.Event()
+        running = asyncio.get_running_loop().run_in_executor(self.threads, work, Limits(deadline_ns, stopped))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stopped.set()
+            await outlast(running)
+            if running.cancelled():  # it never began
+                self.check_open()
+            raise
+
+    def tokens_of(self, targets: Sequence[Payload]) -> list[int]:
+        """How many tokens fill each target. Raises `ConfigError` for one that is no writable row of bytes, or fits no block."""
+        each, counts = self.namespace.geometry.bytes_per_token, list[int]()
+        for target in targets:
+            if target.dtype != np.uint8 or target.ndim != 1 or not target.flags.c_contiguous or not target.flags.writeable:
+                raise ConfigError("targets are contiguous, writable 1-D arrays of uint8, a block's payload each")
+            if target.size % each or not 0 < target.size <= each * self.block_tokens:
+                raise ConfigError(
+                    f"a target of {target.size} bytes fits no block: {each} bytes a token, at most {self.block_tokens} tokens"
+                )
+            counts.append(target.size // each)
+        return counts
+
+    async def give_back_idle(self) -> None:
+        """Give back room on nodes of this host that was granted in advance and that nobody has used for a while."""
+        for reach in self.links.locals:
+            if reach.slabs is not None and reach.slabs.idle:
+                await asyncio.get_running_loop().run_in_executor(self.threads, reach.give_back_idle)
 
     async def _judge(self, transfer: Transfer) -> None:
         """Remember which nodes moved bytes and which did not."""
@@ -133,4 +187,4 @@ class Core:
         """Finish what runs in the background (bounded), disconnect."""
         await self.background.finish(CONTROL_S)
         await self.links.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)

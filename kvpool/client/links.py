@@ -19,9 +19,11 @@ from functools import partial
 
 from kvpool.client.choose import AUTO, check_transport, open_reach
 from kvpool.client.health import FAIR_NS, Health, Plane
+from kvpool.client.local import LocalReach
 from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.cluster.config import ClusterConfig
 from kvpool.errors import AccessError, ClosedError, DeadlineError, KvpoolError, LimitError, RemoteError, UnavailableError
+from kvpool.request.pool import NodeDescription
 from kvpool.transport import Reach
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 _REACH_COOLDOWN_NS = 30 * SECOND
 _LOOK_S = 1.0
 _PROBE_S = 2.0
+_JOIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +50,13 @@ class NodeLink:
 class Links:
     """The open connections of one client. Lives on one event loop."""
 
-    def __init__(self, source: NodeSource, transport: str, security: Security = PLAIN) -> None:
+    def __init__(self, source: NodeSource, transport: str, security: Security = PLAIN, *, owner: str = "") -> None:
+        """`owner`: in whose name sessions with nodes of this host are opened; without one there are none."""
         self._source = source
         self._security = security
+        self._owner = owner
+        self.locals: tuple[LocalReach, ...] = ()
+        """The open reaches to nodes of this host that were joined. Replaced as a whole, so any thread may look."""
         self._transport = check_transport(transport)
         self._open: dict[NodeRef, asyncio.Task[NodeLink]] = {}
         self.health: Health[NodeRef] = Health()
@@ -84,6 +91,7 @@ class Links:
         """Disconnect from nodes that are gone: a mapping that stays open keeps a dead node's memory from its host."""
         live = set(self._source.nodes())
         gone = [self._open.pop(ref) for ref in list(self._open) if ref not in live]
+        self._note_locals()
         await asyncio.gather(*(_discard(task) for task in gone))
 
     async def care(self) -> None:
@@ -129,8 +137,13 @@ class Links:
 
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id, for the links that are open."""
-        ready = [task for task in self._open.values() if task.done() and not task.cancelled() and task.exception() is None]
-        return {task.result().node.node_id: task.result().reach.name for task in ready}
+        return {ref.node_id: link.reach.name for ref, link in self._ready()}
+
+    def opened(self, ref: NodeRef) -> NodeLink | None:
+        """The connection to `ref` if it is open."""
+        task = self._open.get(ref)
+        ready = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and ready else None
 
     async def link(self, ref: NodeRef, timeout_s: float) -> NodeLink:
         """The connection to `ref`, opened if need be. Raises `RemoteError` when that fails or takes longer."""
@@ -181,6 +194,7 @@ class Links:
             self._skip_until_ns[ref.node_id, reach] = now_ns + _REACH_COOLDOWN_NS
         task = self._open.pop(ref, None)
         if task is not None:
+            self._note_locals()
             log.warning("node %s at %s: %s failed; giving the connection up", ref.node_id[:8], ref.address, reach or "it")
             await _discard(task)
         self._forget_the_gone()
@@ -203,6 +217,7 @@ class Links:
         if self._looking is not None:
             await asyncio.wait([self._looking], timeout=_LOOK_S)
         tasks, self._open = list(self._open.values()), {}
+        self._note_locals()
         await asyncio.gather(*(_discard(task) for task in tasks))
         await self._source.close()
 
@@ -213,30 +228,59 @@ class Links:
         try:
             description = await rpc.describe(2.0)
             opener = partial(open_reach, description, ref.address, self._transport, skip=skip, security=self._security)
-            reach = await _opened(opener)
+            reach = await _opened(partial(_joined, opener, description, self._owner))
         except BaseException:
             await rpc.close()
             raise
         return NodeLink(node=ref, rpc=rpc, reach=reach)
+
+    async def drop_ended(self) -> None:
+        """Give up connections whose session has ended: the next call makes them anew, or notices that the node is gone."""
+        if all(reach.alive for reach in self.locals):
+            return
+        for ref, link in self._ready():
+            if isinstance(link.reach, LocalReach) and link.reach.board is not None and not link.reach.alive:
+                log.warning("node %s at %s: its session has ended; giving the connection up", ref.node_id[:8], ref.address)
+                task = self._open.pop(ref)
+                self._note_locals()
+                self.look_again()
+                await _discard(task)
+
+    def _ready(self) -> list[tuple[NodeRef, NodeLink]]:
+        """The connections that are open."""
+        done = [(ref, task) for ref, task in self._open.items() if task.done() and not task.cancelled() and task.exception() is None]
+        return [(ref, task.result()) for ref, task in done]
+
+    def _note_locals(self) -> None:
+        reaches = (link.reach for _, link in self._ready())
+        self.locals = tuple(reach for reach in reaches if isinstance(reach, LocalReach) and reach.board is not None)
 
     def _rpc(self, ref: NodeRef) -> PoolRpc:
         return PoolRpc(ref.address, NodeIdentity(ref.node_id, ref.incarnation), self._security)
 
     def _holds(self, link: NodeLink) -> bool:
         """Whether `link` is the connection to its node."""
-        task = self._open.get(link.node)
-        return task is not None and task.done() and not task.cancelled() and not task.exception() and task.result() is link
+        return self.opened(link.node) is link
 
     def _forget_failed(self, ref: NodeRef, task: "asyncio.Task[NodeLink]") -> None:
         """A connection that could not be opened is tried anew by the next call, whatever the reason was."""
         if (task.cancelled() or task.exception() is not None) and self._open.get(ref) is task:
             del self._open[ref]
+        self._note_locals()
 
     def _forget_the_gone(self) -> None:
         """Bound the books."""
         now_ns = time.monotonic_ns()
         self.health.keep_only(set(self._source.nodes()))
         self._skip_until_ns = {key: until for key, until in self._skip_until_ns.items() if until > now_ns}
+
+
+def _joined(opener: Callable[[], Reach], node: NodeDescription, owner: str) -> Reach:
+    """What `opener` opens; with a session if the node is on this host and offers one."""
+    reach = opener()
+    if owner and isinstance(reach, LocalReach) and node.shm is not None and node.shm.session:
+        reach.join(node.shm, NodeIdentity(node.node_id, node.incarnation), owner, _JOIN_S)
+    return reach
 
 
 async def _opened(opener: Callable[[], Reach]) -> Reach:

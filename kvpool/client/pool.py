@@ -17,11 +17,12 @@ from typing import Self
 
 from kvpool.block import BlockKey, Namespace, chain_keys
 from kvpool.client import reading, writing
-from kvpool.client.core import CONTROL_S, Core
+from kvpool.client.core import CONTROL_S, Checksums, Core, check_checksums
+from kvpool.client.nearby import Nearby
 from kvpool.client.retention import Retention, check_retention
 from kvpool.client.scoped import ScopedPool
 from kvpool.client.sources import NodeSource, open_source
-from kvpool.client.transfer import Touch
+from kvpool.client.transfer import Payload, Touch
 from kvpool.client.writing import Wish
 from kvpool.cluster import Membership
 from kvpool.request import Scope
@@ -35,11 +36,13 @@ _TEND_S = 2.0
 class AsyncPoolClient:
     """A pool as seen from one event loop, for one `Namespace`. Made by `open`; also an async context manager."""
 
-    def __init__(self, namespace: Namespace, source: NodeSource, transport: str, security: Security = PLAIN) -> None:
+    def __init__(
+        self, namespace: Namespace, source: NodeSource, transport: str, security: Security = PLAIN, *, checksums: Checksums = "wire"
+    ) -> None:
         self.namespace = namespace
         self.under_replicated = 0
         """Copies that were missing after a store of this client, in all: their nodes were away or full. The nodes repair them."""
-        self._core = Core(namespace, source, transport, security)
+        self._core = Core(namespace, source, transport, security, checksums=checksums)
 
     @classmethod
     async def open(
@@ -52,14 +55,18 @@ class AsyncPoolClient:
         eager: bool = False,
         copies: int | None = None,
         security: Security = PLAIN,
+        checksums: Checksums = "wire",
     ) -> Self:
         """Connect to `source`: a cluster URL (`redis://…`), an open membership, or node addresses (`host:port[,host:port…]`).
 
         A membership stays the caller's to close; through one that has joined, nodes that can't be reached are reported to the cluster.
         `copies` is for addresses: on how many of them each block is to be, 1 by default. Nodes are connected to when they are first
-        needed; with `eager` ahead of need, as they appear, in the background.
+        needed; with `eager` ahead of need, as they appear, in the background. `checksums`: `wire` looks at those of blocks that may have
+        crossed a wire or a disk unchecked, `always` at those of blocks in this host's memory too.
         """
-        client = cls(namespace, await open_source(source, timeout_s, security, copies=copies), transport, security)
+        check_checksums(checksums)
+        nodes = await open_source(source, timeout_s, security, copies=copies)
+        client = cls(namespace, nodes, transport, security, checksums=checksums)
         client._core.background.spawn(client._tend(eager=eager))
         return client
 
@@ -74,6 +81,14 @@ class AsyncPoolClient:
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id."""
         return self._core.links.reaches()
+
+    def direct(self) -> dict[str, int]:
+        """What reads by key came to, in blocks: `hits`, `misses` (asked for under a lease then), `retries` (changed amid a copy)."""
+        return self._core.direct()
+
+    def nearby(self, timeout_s: float) -> Nearby:
+        """The nodes of this host as they are, for threads: see `Nearby`."""
+        return Nearby(self._core, timeout_s)
 
     def scoped(self, scope: Scope) -> ScopedPool:
         """This pool as one tenant's requests see it, for as long as this client is open."""
@@ -90,6 +105,14 @@ class AsyncPoolClient:
         payload is valid only during the call. `deadline_ns` is monotonic.
         """
         return await reading.load(self._core, chain, first, counts, sink, deadline_ns)
+
+    async def load_into(self, chain: Sequence[BlockKey], first: int, targets: Sequence[Payload], *, deadline_ns: int) -> int:
+        """Fill `targets` with the leading run of chain[first : first + len(targets)], without a copy in between where possible.
+
+        A target is a contiguous, writable uint8 array of a block's payload bytes, which say how many tokens it has. Returns the length
+        of the leading run; what targets behind it hold is not specified. Raises `ConfigError` for targets that fit no block.
+        """
+        return await reading.load_into(self._core, chain, first, self._core.tokens_of(targets), targets, deadline_ns)
 
     async def store(
         self,
@@ -134,6 +157,8 @@ class AsyncPoolClient:
         while not self._core.closed:
             await self._core.links.prune()
             await self._core.links.care()
+            await self._core.links.drop_ended()
+            await self._core.give_back_idle()
             if eager:
                 await self.connect()
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Reading: find the leading run, move it, and where that goes wrong find and move the rest, all before one deadline.
+"""Reading: take what can be had by key (`direct.py`), find the rest, move it, and where that goes wrong go on, all before one deadline.
 
 A node that dies, freezes or delivers damaged bytes in the middle of a transfer costs what it had not delivered yet: those blocks
 are asked of the next in their order, and the transfer goes on where it stopped, so the caller sees every block once and in order.
@@ -7,70 +7,140 @@ The node of this host is asked first where it holds a copy. Where it holds none 
 them near (`near_copies` in the cluster's config): the next reader of this host then finds them in its own memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
 
 from kvpool.block import BlockKey
 from kvpool.client.asking import MAX_ROUNDS, Answer, Holder, Search
 from kvpool.client.core import Core
+from kvpool.client.direct import Direct
 from kvpool.client.leasing import lease_ms
 from kvpool.client.links import NodeLink
 from kvpool.client.plan import Piece, leading
 from kvpool.client.sources import NodeRef
-from kvpool.client.transfer import Touch, Transfer
+from kvpool.client.transfer import Payload, Touch, Transfer
 from kvpool.clock import seconds_left
 from kvpool.policy.placement import NodeState, Placement
+
+_HERE = (-1, ())
+"""In `Search.found`: nobody needs to be asked for it any more."""
 
 
 async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int) -> int:
     """How many leading blocks of `chain` some node holds. Takes no lease."""
+    await core.links.drop_ended()
     placed, refs = core.placed(chain, 0, len(chain))
 
     async def ask(link: NodeLink, positions: list[int], fetch_from: tuple[str, ...], timeout_s: float) -> Answer:
         return 0, await link.rpc.lookup([chain[i] for i in positions], timeout_s)
 
-    search = Search(core, holders_of(core, placed, refs, near=False), refs, ask, deadline_ns)
+    holders = holders_of(core, placed, refs, near=False)
+    present = await Direct(core, holders, refs, chain, [core.block_tokens] * len(chain), deadline_ns).lookup()
+    if all(present):
+        return len(chain)
+    search = Search(core, holders, refs, ask, deadline_ns)
+    for j in np.flatnonzero(present).tolist():
+        search.found[j] = _HERE
     await search.run()
     return leading(search.found)
 
 
 async def load(core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Touch, deadline_ns: int) -> int:
     """Deliver the leading run of chain[first : first + len(counts)]; how many blocks of it were delivered."""
+
+    def take(j: int, payload: Payload) -> None:
+        sink(first + j, payload)
+
+    async def directly(direct: Direct) -> bytearray:
+        got = bytearray(len(counts))
+        delivered = await direct.deliver(take)
+        got[:delivered] = b"\1" * delivered
+        return got
+
+    return await _load(core, chain, first, counts, directly, sink, deadline_ns)
+
+
+async def load_into(
+    core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], targets: Sequence[Payload], deadline_ns: int
+) -> int:
+    """The same into `targets`, uint8 `[payload bytes]` each, in any order; those behind the leading run have unspecified bytes."""
+
+    def take(index: int, payload: Payload) -> None:
+        np.copyto(targets[index - first], payload)
+
+    return await _load(core, chain, first, counts, lambda direct: direct.fetch(targets), take, deadline_ns)
+
+
+async def _load(
+    core: Core,
+    chain: Sequence[BlockKey],
+    first: int,
+    counts: Sequence[int],
+    directly: Callable[[Direct], Awaitable[bytearray]],
+    sink: Touch,
+    deadline_ns: int,
+) -> int:
+    """First `directly`, which says what has come, a byte a block; then the rest under leases, up to the first that can't be had."""
+    await core.links.drop_ended()
     placed, refs = core.placed(chain, first, len(counts))
     if seconds_left(deadline_ns) <= 0:
         return 0
-    length_ms = lease_ms(sum(map(core.framer.frame_bytes, counts)), deadline_ns)
+    holders = holders_of(core, placed, refs, near=core.links.config.near_copies)
+    got = await directly(Direct(core, holders, refs, chain[first : first + len(counts)], counts, deadline_ns))
+    return len(got) if all(got) else await _load_leased(core, holders, refs, chain, first, counts, sink, got, deadline_ns)
+
+
+async def _load_leased(
+    core: Core,
+    holders: Sequence[Sequence[Holder]],
+    refs: Mapping[str, NodeRef],
+    chain: Sequence[BlockKey],
+    first: int,
+    counts: Sequence[int],
+    sink: Touch,
+    got: bytearray,
+    deadline_ns: int,
+) -> int:
+    """Deliver what is missing in `got`; the length of the leading run then."""
+    length_ms = lease_ms(sum(core.framer.frame_bytes(n) for n, came in zip(counts, got, strict=True) if not came), deadline_ns)
     sequence = len(chain) * core.block_tokens
 
     async def ask(link: NodeLink, positions: list[int], fetch_from: tuple[str, ...], timeout_s: float) -> Answer:
         keys = [chain[first + j] for j in positions]
         return await link.rpc.acquire(core.owner, length_ms, keys, timeout_s, sequence=sequence, fetch_from=fetch_from)
 
-    search = Search(core, holders_of(core, placed, refs, near=core.links.config.near_copies), refs, ask, deadline_ns)
+    search = Search(core, holders, refs, ask, deadline_ns)
+    for j in range(len(got)):
+        if got[j]:
+            search.found[j] = _HERE
     suspect: dict[int, list[BlockKey]] = {}
-    done = 0
     try:
         while True:
             await search.run()
-            transfer = _transfer(core, search, chain, first, counts, done, deadline_ns)
+            transfer = _transfer(core, search, chain, first, counts, got, deadline_ns)
             await core.move(transfer, transfer.read, sink, length_ms)
-            done += transfer.done
+            for index, _, _ in transfer.pieces[: transfer.done]:
+                got[index - first] = 1
             for number, indices in transfer.suspect.items():
                 suspect.setdefault(number, []).extend(chain[index] for index in indices)
-            if not _lose(search, transfer, done, first):
-                return done
+            if not _lose(search, transfer, leading(got), first):
+                return leading(got)
     finally:
         core.let_go(search.leases, suspect)
 
 
 def _transfer(
-    core: Core, search: Search, chain: Sequence[BlockKey], first: int, counts: Sequence[int], done: int, deadline_ns: int
+    core: Core, search: Search, chain: Sequence[BlockKey], first: int, counts: Sequence[int], got: bytearray, deadline_ns: int
 ) -> Transfer:
-    """The transfer of what was found from position `done` on, up to the first hole."""
+    """The transfer of what was found and hasn't come yet, up to the first hole."""
     pieces: list[Piece] = []
     alone: set[int] = set()
-    for j, place in enumerate(search.found[done:], done):
+    for j, place in enumerate(search.found):
         if place is None:
             break
+        if got[j]:
+            continue
         number, (offset, length) = place
         pieces.append((first + j, length, ((number, offset),)))
         if number not in alone and not search.others(j):

@@ -10,12 +10,15 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.block import Namespace
+from kvpool.block import BlockKey, Namespace
 from kvpool.client.access import own_namespace
-from kvpool.client.arrays import as_rows, new_blocks
+from kvpool.client.arrays import as_rows, new_blocks, rows_of
 from kvpool.client.choose import AUTO
+from kvpool.client.core import Checksums
 from kvpool.client.pool import AsyncPoolClient
-from kvpool.client.retention import Retention
+from kvpool.client.retention import Retention, check_retention
+from kvpool.client.views import View
+from kvpool.client.writing import Wish
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
@@ -41,25 +44,28 @@ class AsyncClient:
 
     async def lookup(self, tokens: Sequence[int]) -> int:
         """How many leading tokens of `tokens` have their KV in the pool (whole blocks). Changes nothing."""
-        return await self.pool.lookup(self.pool.keys(tokens), timeout_s=self._timeout_s) * self._block_tokens
+        return await self.lookup_blocks(self.pool.keys(tokens)) * self._block_tokens
+
+    async def lookup_blocks(self, chain: Sequence[BlockKey]) -> int:
+        """How many leading blocks of a chain of keys (`AsyncPoolClient.keys`) the pool holds."""
+        return await self.pool.lookup(chain, timeout_s=self._timeout_s)
 
     async def get(self, tokens: Sequence[int], out: Any = None) -> Got:
         """Read the cached leading blocks of `tokens`.
 
         Fills `out`, a numpy array or CPU torch tensor of shape `[n, layers, 2, kv_heads, block_tokens, head_dim]` with room
-        for at least the cached blocks (else only as many as fit are read); without it a new numpy array is made.
+        for at least the cached blocks (else only as many as fit are read); without it a new numpy array is made. Blocks of `out` behind
+        the cached ones may be written to, too.
         """
-        chain = self.pool.keys(tokens)
+        return await self.get_blocks(self.pool.keys(tokens), out)
+
+    async def get_blocks(self, chain: Sequence[BlockKey], out: Any = None) -> Got:
+        """`get` by keys."""
         if out is None:
-            found = await self.pool.lookup(chain, timeout_s=self._timeout_s)
+            found = await self.lookup_blocks(chain)
             out = new_blocks(self.pool.namespace.geometry, found)
         rows = as_rows(out, self.pool.namespace.geometry, writable=True)
-        counts = [self._block_tokens] * min(len(chain), len(rows))
-
-        def sink(index: int, payload: npt.NDArray[np.uint8]) -> None:
-            rows[index] = payload
-
-        got = await self.pool.load(chain, 0, counts, sink, deadline_ns=self._deadline_ns())
+        got = await self.pool.load_into(chain, 0, list(rows[: len(chain)]), deadline_ns=self._deadline_ns())
         return Got(tokens=got * self._block_tokens, blocks=out[:got])
 
     async def put(
@@ -70,19 +76,22 @@ class AsyncClient:
         `ttl_s`: seconds after which new blocks leave (0: never). `retention`: which tokens are worth keeping longer or shorter.
         `tenant`: whose quota new blocks count against.
         """
-        chain = self.pool.keys(tokens)
-        rows = as_rows(blocks, self.pool.namespace.geometry, writable=False)
-        if len(rows) != len(chain):
-            raise ConfigError(f"{len(tokens)} tokens make {len(chain)} blocks of {self._block_tokens}, but {len(rows)} were given")
+        held = await self.put_blocks(self.pool.keys(tokens), blocks, ttl_s=ttl_s, retention=retention, tenant=tenant)
+        return held * self._block_tokens
+
+    async def put_blocks(
+        self, chain: Sequence[BlockKey], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = ""
+    ) -> int:
+        """`put` by keys; how many blocks the pool now holds."""
+        rows = rows_of(chain, blocks, self.pool.namespace.geometry)
 
         def fill(index: int, payload: npt.NDArray[np.uint8]) -> None:
-            payload[:] = rows[index]
+            np.copyto(payload, rows[index])
 
         counts = [self._block_tokens] * len(chain)
-        held = await self.pool.store(
+        return await self.pool.store(
             chain, 0, counts, fill, deadline_ns=self._deadline_ns(), ttl_ns=int(ttl_s * SECOND), retention=retention, tenant=tenant
         )
-        return held * self._block_tokens
 
     async def close(self) -> None:
         """Disconnect."""
@@ -103,9 +112,21 @@ class AsyncClient:
 
 
 class Client:
-    """Blocks by tokens, for synchronous code, from any thread. Made by `kvpool.connect`; a context manager."""
+    """Blocks by tokens, for synchronous code, from any thread. Made by `kvpool.connect`; a context manager.
 
-    def __init__(self, source: str, namespace: Namespace, transport: str, timeout_s: float, security: Security | None = None) -> None:
+    What the nodes of this host have is read, looked up and written in the caller's thread (`nearby.py`), the rest by an `AsyncClient` on an
+    event loop in a thread of its own. The calls that end in `_blocks` take a chain of keys (`keys`) for those who keep them.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        namespace: Namespace,
+        transport: str,
+        timeout_s: float,
+        security: Security | None = None,
+        checksums: Checksums = "wire",
+    ) -> None:
         self._timeout_s = timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvpool-client", daemon=True)
@@ -113,26 +134,79 @@ class Client:
         self._closed = False
         try:
             self._client = self._run(
-                connect_async(source, namespace=namespace, transport=transport, timeout_s=timeout_s, security=security)
+                connect_async(source, namespace=namespace, transport=transport, timeout_s=timeout_s, security=security, checksums=checksums)
             )
         except BaseException:
             self._stop()
             raise
+        self._nearby = self._client.pool.nearby(timeout_s)
+        self._geometry = self._client.pool.namespace.geometry
+        self._block_tokens = self._geometry.block_tokens
+        self._has_local_reach = transport in (AUTO, "shm")
+
+    def keys(self, tokens: Sequence[int]) -> list[BlockKey]:
+        """The chain of `tokens`: a key a full block, the same as long as the namespace is."""
+        return self._client.pool.keys(tokens)
 
     def lookup(self, tokens: Sequence[int]) -> int:
         """See `AsyncClient.lookup`."""
-        return self._run(self._client.lookup(tokens))
+        return self.lookup_blocks(self.keys(tokens)) * self._block_tokens
+
+    def lookup_blocks(self, chain: Sequence[BlockKey]) -> int:
+        """See `AsyncClient.lookup_blocks`."""
+        self._check_open()
+        if self._nearby.leading(chain) == len(chain):
+            return len(chain)
+        return self._run(self._client.lookup_blocks(chain))
 
     def get(self, tokens: Sequence[int], out: Any = None) -> Got:
         """See `AsyncClient.get`."""
-        return self._run(self._client.get(tokens, out))
+        return self.get_blocks(self.keys(tokens), out)
+
+    def get_blocks(self, chain: Sequence[BlockKey], out: Any = None) -> Got:
+        """See `AsyncClient.get_blocks`."""
+        self._check_open()
+        if out is None:
+            out = new_blocks(self._geometry, self.lookup_blocks(chain))
+        rows = as_rows(out, self._geometry, writable=True)
+        count = min(len(chain), len(rows))
+        if self._nearby.read(chain[:count], rows):
+            return Got(tokens=count * self._block_tokens, blocks=out[:count])
+        return self._run(self._client.get_blocks(chain, out))
 
     def put(self, tokens: Sequence[int], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = "") -> int:
         """See `AsyncClient.put`."""
-        return self._run(self._client.put(tokens, blocks, ttl_s=ttl_s, retention=retention, tenant=tenant))
+        return self.put_blocks(self.keys(tokens), blocks, ttl_s=ttl_s, retention=retention, tenant=tenant) * self._block_tokens
+
+    def put_blocks(
+        self, chain: Sequence[BlockKey], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = ""
+    ) -> int:
+        """See `AsyncClient.put_blocks`."""
+        self._check_open()
+        check_retention(retention)
+        rows = rows_of(chain, blocks, self._geometry)
+        if self._nearby.write(chain, rows, Wish(int(ttl_s * SECOND), retention, tenant)):
+            return len(chain)
+        return self._run(self._client.put_blocks(chain, blocks, ttl_s=ttl_s, retention=retention, tenant=tenant))
+
+    def view(self, tokens: Sequence[int]) -> View:
+        """The leading blocks of `tokens` that a node of this host has in memory, as read-only arrays without a copy; see `View`.
+
+        Close it: the node keeps the blocks where they are until then. Raises `ConfigError` for a transport that has no way to them.
+        """
+        return self.view_blocks(self.keys(tokens))
+
+    def view_blocks(self, chain: Sequence[BlockKey]) -> View:
+        """`view` by keys."""
+        self._check_open()
+        if not self._has_local_reach:
+            raise ConfigError("views take the transport auto or shm: they show the memory of a node of this host")
+        if not self._nearby.any:
+            self._run(self._client.pool.connect())
+        return self._nearby.view(chain)
 
     def close(self) -> None:
-        """Disconnect. A second call does nothing."""
+        """Disconnect. A second call does nothing. Open views stay good until they are closed, for as long as their node lives."""
         if not self._closed:
             self._run(self._client.close())
             self._stop()
@@ -143,10 +217,14 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this client was closed")
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed:
             work.close()
-            raise ClosedError("this client was closed")
+            self._check_open()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(self._timeout_s + _GRACE_S)
@@ -162,11 +240,18 @@ class Client:
 
 
 async def connect_async(
-    source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0, security: Security | None = None
+    source: str,
+    *,
+    namespace: Namespace,
+    transport: str = "auto",
+    timeout_s: float = 10.0,
+    security: Security | None = None,
+    checksums: Checksums = "wire",
 ) -> AsyncClient:
     """Connect to a pool: `source` is a cluster URL (`redis://…`) or node addresses (`host:port[,host:port…]`).
 
-    `namespace` says whose blocks these are (model, weights, geometry, tenant); `transport` is `auto`, `shm`, `ucx` or `grpc`.
+    `namespace` says whose blocks these are (model, weights, geometry, tenant); `transport` is `auto`, `shm`, `ucx`, `tcp` or `grpc`.
+    `checksums` is as in `AsyncPoolClient.open`.
     `security` holds certificates and a token, by default those that the environment names (`Security.from_environment`); the blocks of a
     token that is bound to a tenant get that tenant's salt, which a node tells. Raises `ConfigError`; with `security`, `AccessError`, and
     `UnavailableError` when no node answers; `UnavailableError` too when a transport is named by which no node can be reached. Otherwise
@@ -175,7 +260,7 @@ async def connect_async(
     security = Security.from_environment() if security is None else security
     if security != PLAIN:
         namespace = await own_namespace(source, namespace, security, timeout_s)
-    pool = await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s, security=security)
+    pool = await AsyncPoolClient.open(source, namespace, transport=transport, timeout_s=timeout_s, security=security, checksums=checksums)
     try:
         reasons = await pool.connect() if transport != AUTO else []
         if reasons and not pool.reaches():
@@ -187,7 +272,13 @@ async def connect_async(
 
 
 def connect(
-    source: str, *, namespace: Namespace, transport: str = "auto", timeout_s: float = 10.0, security: Security | None = None
+    source: str,
+    *,
+    namespace: Namespace,
+    transport: str = "auto",
+    timeout_s: float = 10.0,
+    security: Security | None = None,
+    checksums: Checksums = "wire",
 ) -> Client:
     """Connect to a pool from synchronous code; see `connect_async`."""
-    return Client(source, namespace, transport, timeout_s, security)
+    return Client(source, namespace, transport, timeout_s, security, checksums)

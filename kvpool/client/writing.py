@@ -20,7 +20,9 @@ from kvpool.client.asking import Answer, Call, call, leave
 from kvpool.client.core import CONTROL_S, Core
 from kvpool.client.leasing import lease_ms
 from kvpool.client.links import NodeLink
+from kvpool.client.local import LocalReach
 from kvpool.client.plan import Piece, Place
+from kvpool.client.putting import Batch, Write, filling, put_here
 from kvpool.client.retention import Retention, priority_of
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Lease, Touch, Transfer
@@ -75,9 +77,16 @@ async def store(
     also: Collection[str] = (),
 ) -> Stored:
     """Make chain[first : first + len(counts)] present on its nodes, and try to put near copies onto the nodes `also`."""
+    await core.links.drop_ended()
     placed, refs = core.placed(chain, first, len(counts))
     if not placed or seconds_left(deadline_ns) <= 0:
         return Stored(0, 0)
+    home = None if also else home_of(core, placed)
+    if home is not None and not core.links.slow(refs[home.node_id]):
+        batch = batch_of(core, chain, first, counts, wish, filling(core.framer, fill, first))
+        held = await core.in_thread(lambda limits: put_here(home, batch, limits), deadline_ns)
+        if held is not None:
+            return Stored(held, 0)
     length_ms = lease_ms(sum(map(core.framer.frame_bytes, counts)), deadline_ns)
     blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
     sequence = len(chain) * core.block_tokens
@@ -115,6 +124,21 @@ async def store(
         core.let_go(leases, {})
     missing = sum(len(set(one.targets) - got) for one, got in zip(placed, has, strict=True) if got)
     return Stored(sum(map(bool, has)), missing)
+
+
+def home_of(core: Core, placed: Sequence[Placement]) -> LocalReach | None:
+    """The reach to the node of this host that is to have all of these blocks, and alone, if it is there. For any thread."""
+    targets = {one.targets for one in placed}
+    for reach in core.links.locals:
+        if targets == {(reach.node_id,)} and reach.alive:
+            return reach
+    return None
+
+
+def batch_of(core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], wish: Wish, write: Write) -> Batch:
+    """chain[first : first + len(counts)], to be written by `write`, as it is put on a node of this host."""
+    blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
+    return Batch(blocks, counts, write, core.framer, len(chain) * core.block_tokens, wish.tenant)
 
 
 def _reservation(core: Core, chain: Sequence[BlockKey], index: int, n_tokens: int, wish: Wish) -> Reservation:

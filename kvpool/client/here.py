@@ -1,0 +1,275 @@
+"""Blocks of this host's nodes, read by key: found on a board, copied or looked at in the arena. Blocking, for any thread.
+
+Theory. A copy is right when the record's generation is the same after it as before: then the bytes were that block's all the time. A look
+(`deliver`, `views.py`) puts a hold on the blocks first, and the node lets them be. Either way the header is compared with the one that
+would have been written for the key, so a record that names the wrong place is noticed, and where bytes crossed a wire or a disk and
+nobody has checked them since, so are both checksums. What isn't found, changes twice, or looks wrong is left to the way by gRPC, which
+also tells the node about damage.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.block import BlockKey, Framer
+from kvpool.client.glance import Glance, Glances
+from kvpool.client.held import Held
+from kvpool.client.links import Links
+from kvpool.client.local import LocalReach
+from kvpool.errors import ClosedError
+from kvpool.tier.board import BoardReader, Flag, Found
+from kvpool.transport.reach import Bytes
+from kvpool.units import MIB
+
+Rows = Sequence[Bytes] | Bytes
+"""Payloads, uint8 `[payload bytes]` each."""
+Sink = Callable[[int, Bytes], None]
+_TRIES = 2
+_BATCH = 64
+"""Blocks that are held at once."""
+LOOK_BYTES = 8 * MIB
+"""How much is copied between two looks at the clock."""
+
+
+class Counts:
+    """What direct reads of one client came to, in blocks: `hits`, `misses` (asked for by gRPC then), `retries` (changed amid a copy)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"hits": 0, "misses": 0, "retries": 0}
+
+    def add(self, name: str, count: int) -> None:
+        """Count some more."""
+        if count:
+            with self._lock:
+                self._counts[name] += count
+
+    def __call__(self) -> dict[str, int]:
+        """The counts so far."""
+        return dict(self._counts)
+
+
+class Limits:
+    """When a call has to end: at `deadline_ns` (monotonic), or once `stopped` is set."""
+
+    def __init__(self, deadline_ns: int, stopped: threading.Event | None = None) -> None:
+        self.deadline_ns = deadline_ns
+        self.stopped = stopped
+
+    def over(self) -> bool:
+        """Whether to end now."""
+        return time.monotonic_ns() >= self.deadline_ns or (self.stopped is not None and self.stopped.is_set())
+
+
+class Here:
+    """The blocks of one namespace on this host's nodes, as far as `links` has them open. `always`: check every checksum."""
+
+    def __init__(self, links: Links, framer: Framer, counts: Counts, *, always: bool) -> None:
+        self._links = links
+        self.glances = Glances(framer)
+        self._counts = counts
+        self._always = always
+
+    def salted(self, framer: Framer) -> "Here":
+        """The same of another namespace."""
+        return Here(self._links, framer, self._counts, always=self._always)
+
+    def reaches(self) -> Iterator[tuple[LocalReach, BoardReader]]:
+        """The nodes of this host that are there."""
+        for reach in self._links.locals:
+            if reach.board is not None and reach.alive:
+                yield reach, reach.board
+
+    def leading(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading blocks are here."""
+        present: npt.NDArray[np.bool_] | None = None
+        for _, board in self.reaches():
+            found = board.find(keys, time.monotonic_ns())
+            count = found.leading()
+            if count == len(keys):
+                return count
+            present = found.present if present is None else present | found.present
+        return 0 if present is None else int(np.argmin(np.append(present, False)))
+
+    def present(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Which blocks are here."""
+        present = np.zeros(len(keys), np.bool_)
+        for _, board in self.reaches():
+            present |= board.find(keys, time.monotonic_ns()).present
+        return present.tolist()
+
+    def read(self, keys: Sequence[BlockKey], counts: Sequence[int], targets: Rows, limits: Limits) -> bytearray:
+        """Copy what is here into `targets`; a byte a block, 1 where its payload has come.
+
+        Where it hasn't, the target's bytes are unspecified. `counts`: tokens of each block.
+        """
+        got = bytearray(len(keys))
+        if len(keys) == 1:
+            got[0] = self._read_one(keys[0], self.glances[counts[0]], targets[0])
+        else:
+            for reach, board in self.reaches():
+                memory = _memory_of(reach)
+                if memory is not None:
+                    self._read_from(reach, board, memory, keys, counts, targets, got, limits)
+        hits = got.count(1)
+        self._counts.add("hits", hits)
+        self._counts.add("misses", len(got) - hits)
+        return got
+
+    def _read_one(self, key: BlockKey, glance: Glance, target: Bytes) -> bool:
+        for reach, board in self.reaches():
+            for _ in range(_TRIES):
+                place = board.find_one(key, time.monotonic_ns())
+                if place is None:
+                    break
+                memory = _memory_of(reach)
+                if memory is None or not self._copy(reach, memory, place.offset, place.length, place.flags, key, glance, target):
+                    break
+                if board.still(place):
+                    board.touch_one(place)
+                    return True
+                self._counts.add("retries", 1)
+        return False
+
+    def _read_from(
+        self,
+        reach: LocalReach,
+        board: BoardReader,
+        memory: Bytes,
+        keys: Sequence[BlockKey],
+        counts: Sequence[int],
+        targets: Rows,
+        got: bytearray,
+        limits: Limits,
+    ) -> None:
+        """`read` from one node what hasn't come yet."""
+        wanted = [j for j, came in enumerate(got) if not came]
+        for _ in range(_TRIES):
+            if not wanted or limits.over():
+                return
+            found = board.find(keys if len(wanted) == len(keys) else [keys[j] for j in wanted], time.monotonic_ns())
+            offsets, lengths, flags = found.offsets.tolist(), found.lengths.tolist(), found.flags.tolist()
+            copied: list[int] = []
+            moved = 0
+            for at in np.flatnonzero(found.present).tolist():
+                j = wanted[at]
+                if self._copy(reach, memory, offsets[at], lengths[at], flags[at], keys[j], self.glances[counts[j]], targets[j]):
+                    copied.append(at)
+                moved += lengths[at]
+                if moved > LOOK_BYTES:
+                    moved = 0
+                    if limits.over():
+                        break
+            changed = self._take(board, found, copied, wanted, got)
+            self._counts.add("retries", len(changed))
+            wanted = changed
+
+    def _take(self, board: BoardReader, found: Found, copied: Sequence[int], wanted: Sequence[int], got: MutableSequence[int]) -> list[int]:
+        """Note in `got` what was copied and is unchanged; the blocks that did change meanwhile."""
+        changed: list[int] = []
+        if copied and board.unchanged(found, copied[0], copied[-1] + 1):
+            for at in copied:
+                got[wanted[at]] = 1
+        else:
+            for at in copied:
+                if board.unchanged(found, at, at + 1):
+                    got[wanted[at]] = 1
+                else:
+                    changed.append(wanted[at])
+        board.touch(found, len(copied))
+        return changed
+
+    def _copy(
+        self, reach: LocalReach, memory: Bytes, offset: int, length: int, flags: int, key: BlockKey, glance: Glance, target: Bytes
+    ) -> bool:
+        """Copy a payload, if what lies there looks like the block."""
+        start = offset + glance.header_bytes
+        raw = memory[offset:start].tobytes()
+        if length != glance.frame_bytes or not glance.matches(raw, key):
+            return False
+        np.copyto(target, memory[start : offset + length])
+        return not self._doubts(reach, flags) or glance.sound(raw, key, target)
+
+    def _doubts(self, reach: LocalReach, flags: int) -> bool:
+        """Whether checksums must be looked at."""
+        return self._always or not reach.by_generation or bool(flags & Flag.UNVERIFIED)
+
+    def deliver(self, keys: Sequence[BlockKey], counts: Sequence[int], sink: Sink, limits: Limits) -> int:
+        """Call `sink(j, payload)` with read-only payloads in the arena for the leading run that is here, held meanwhile.
+
+        How many were delivered. A payload is valid only during the call.
+        """
+        done = came = 0
+        while done < len(keys):
+            for reach, board in self.reaches():
+                came = self._deliver_from(reach, board, keys, counts, sink, done, limits)
+                if came:
+                    break
+            if not came:
+                break
+            done, came = done + came, 0
+        self._counts.add("hits", done)
+        self._counts.add("misses", len(keys) - done)
+        return done
+
+    def _deliver_from(
+        self,
+        reach: LocalReach,
+        board: BoardReader,
+        keys: Sequence[BlockKey],
+        counts: Sequence[int],
+        sink: Sink,
+        start: int,
+        limits: Limits,
+    ) -> int:
+        """`deliver` of the next batch from one node."""
+        held = Held.take(reach, board, keys[start : start + _BATCH])
+        if held is None:
+            return 0
+        with held:
+            came = 0
+            while came < held.count and not limits.over():
+                payload = self.payload(held, came, keys[start + came], counts[start + came])
+                if payload is None:
+                    break
+                sink(start + came, payload)
+                came += 1
+            held.touch(came)
+            return came
+
+    def hold(self, keys: Sequence[BlockKey]) -> Held | None:
+        """Hold the leading run of `keys` on the node of this host that has most of it."""
+        best: Held | None = None
+        for reach, board in self.reaches():
+            held = Held.take(reach, board, keys)
+            if held is not None and (best is None or held.count > best.count):
+                best, held = held, best
+            if held is not None:
+                held.release()
+            if best is not None and best.count == len(keys):
+                break
+        self._counts.add("hits", best.count if best is not None else 0)
+        return best
+
+    def payload(self, held: Held, at: int, key: BlockKey, n_tokens: int) -> Bytes | None:
+        """The payload of block `at` of what is held; None when what lies there isn't it."""
+        glance, found = self.glances[n_tokens], held.found
+        offset, length = int(found.offsets[at]), int(found.lengths[at])
+        start = offset + glance.header_bytes
+        raw, payload = held.memory[offset:start].tobytes(), held.memory[start : offset + length]
+        if length != glance.frame_bytes or not glance.matches(raw, key):
+            return None
+        if self._doubts(held.reach, int(found.flags[at])) and not glance.sound(raw, key, payload):
+            return None
+        return payload
+
+
+def _memory_of(reach: LocalReach) -> Bytes | None:
+    """The arena of a reach, None once it is closed. An array keeps what it shows mapped."""
+    try:
+        return reach.memory
+    except ClosedError:
+        return None

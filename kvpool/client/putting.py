@@ -1,0 +1,156 @@
+"""Blocks written by a client to a node of its host that is to have all of them, over the session: one copy, straight into the arena.
+
+A small batch goes to the front of a slab, that was granted before, and is published by one message. A larger one is reserved and committed:
+two messages. The checksum is taken of each block as a whole, right before or after its copy, while it is in the cache: hashing pieces
+between the copies of pieces is slower by a fifth (32 x 1 MiB).
+
+What the node has no room for now, and whatever goes wrong, is left to the way by gRPC, which waits, tries other nodes and tells who failed.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvpool.block import BlockKey, Framer
+from kvpool.client.here import LOOK_BYTES, Limits, Rows
+from kvpool.client.local import LocalReach
+from kvpool.client.slabs import Slabs
+from kvpool.clock import seconds_left
+from kvpool.errors import KvpoolError
+from kvpool.pool.allocator import aligned
+from kvpool.request.pool import Outcome, Reservation, Slab
+from kvpool.transport.reach import Bytes
+from kvpool.wire.session import MAX_BLOCKS
+from kvpool.wire.session_client import Session
+
+log = logging.getLogger(__name__)
+
+CALL_S = 2.0
+"""Longest wait for one answer."""
+
+Write = Callable[[int, Bytes], int]
+"""Writes the payload of block j of a batch; its checksum."""
+
+
+class Batch(NamedTuple):
+    """Blocks to write: what is asked for each, the header's fields, and who writes the payloads. `tokens`: of each block."""
+
+    blocks: Sequence[Reservation]
+    tokens: Sequence[int]
+    write: Write
+    framer: Framer
+    sequence: int
+    tenant: str
+
+
+def copying(framer: Framer, rows: Rows) -> Write:
+    """Writes rows. Hashed before it is copied: the copy then reads from the cache."""
+
+    def write(j: int, payload: Bytes) -> int:
+        checksum = framer.checksum(rows[j])
+        np.copyto(payload, rows[j])
+        return checksum
+
+    return write
+
+
+def filling(framer: Framer, fill: Callable[[int, Bytes], None], first: int) -> Write:
+    """Writes what `fill(first + j, payload)` does."""
+
+    def write(j: int, payload: Bytes) -> int:
+        fill(first + j, payload)
+        return framer.checksum(payload)
+
+    return write
+
+
+def put_here(reach: LocalReach, batch: Batch, limits: Limits) -> int | None:
+    """Write and publish all of a batch; how many blocks the node has now, None when the way by gRPC is to be taken for all of them.
+
+    What was published by then exists, and costs that way nothing.
+    """
+    session, slabs = reach.session, reach.slabs
+    if session is None or slabs is None or not reach.enter():
+        return None
+    try:
+        total = sum(aligned(block.length) for block in batch.blocks)
+        if total <= slabs.largest_put and len(batch.blocks) <= MAX_BLOCKS:
+            slab = slabs.take(total, _patience_s(limits))
+            if slab is not None:
+                return _by_slab(reach, session, slabs, slab, batch, total, limits)
+        held = 0
+        for start in range(0, len(batch.blocks), MAX_BLOCKS):
+            done = _by_lease(reach, session, batch, range(start, min(start + MAX_BLOCKS, len(batch.blocks))), limits)
+            if done is None:
+                return None
+            held += done
+        return held
+    except KvpoolError as error:
+        log.info("node %s: a put goes by gRPC instead: %s", reach.node_id[:8], error)
+        return None
+    finally:
+        reach.leave()
+
+
+def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batch: Batch, total: int, limits: Limits) -> int | None:
+    memory, at, rest = reach.memory, slab.offset, slab
+    fresh: Slab | None = None
+    try:
+        for j, block in enumerate(batch.blocks):
+            _frame(memory[at : at + block.length], batch, j)
+            at += aligned(block.length)
+        if limits.over():
+            return None
+        left = slab.nbytes - total
+        outcomes, fresh = session.put(
+            slab.lease_id,
+            batch.blocks,
+            sequence=batch.sequence,
+            tenant=batch.tenant,
+            next_slab=slabs.slab_bytes if left < slabs.largest_put else 0,
+            timeout_s=_patience_s(limits),
+        )
+        rest = Slab(slab.lease_id, at, left)
+        return len(outcomes) if Outcome.NO_SPACE not in outcomes else None
+    finally:
+        slabs.keep(rest if fresh is None else fresh)
+        if fresh is not None:
+            slabs.drop(rest)
+
+
+def _by_lease(reach: LocalReach, session: Session, batch: Batch, part: range, limits: Limits) -> int | None:
+    blocks = batch.blocks[part.start : part.stop]
+    lease_id, grants, _ = session.reserve(blocks, sequence=batch.sequence, tenant=batch.tenant, timeout_s=_patience_s(limits))
+    done: list[bool] = []
+    granted = [(j, offset) for j, (outcome, offset) in zip(part, grants, strict=True) if outcome is Outcome.GRANTED]
+    try:
+        if any(outcome is Outcome.NO_SPACE for outcome, _ in grants):
+            return None
+        memory, moved = reach.memory, 0
+        for j, offset in granted:
+            if moved >= LOOK_BYTES:
+                moved = 0
+                if limits.over() or not session.alive:
+                    return None
+            _frame(memory[offset : offset + batch.blocks[j].length], batch, j)
+            moved += batch.blocks[j].length
+        if granted:
+            done = session.commit(lease_id, [batch.blocks[j].key for j, _ in granted], _patience_s(limits))
+        return len(part) - len(granted) + sum(done) if all(done) else None
+    finally:
+        if lease_id and len(done) < len(granted):
+            session.release(lease_id)
+
+
+def _frame(frame: Bytes, batch: Batch, j: int) -> None:
+    """Write block j of a batch: payload, then header."""
+    framer, block = batch.framer, batch.blocks[j]
+    checksum = batch.write(j, frame[framer.header_bytes :])
+    header = framer.header(BlockKey(block.key), BlockKey(block.parent), batch.tokens[j], checksum)
+    frame[: framer.header_bytes] = np.frombuffer(header, np.uint8)
+
+
+def _patience_s(limits: Limits) -> float:
+    return max(min(CALL_S, seconds_left(limits.deadline_ns)), 0.001)
