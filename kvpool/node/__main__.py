@@ -14,7 +14,7 @@ from kvpool.cluster import open_membership
 from kvpool.errors import ConfigError, KvpoolError
 from kvpool.node.cluster import NodePlace
 from kvpool.node.opening import TierConfig
-from kvpool.node.service import DEFAULT_POLICY, OFFERS, NodeConfig, PoolNode
+from kvpool.node.service import DEFAULT_POLICY, FENCE_NS, OFFERS, NodeConfig, PoolNode
 from kvpool.policy.eviction import POLICIES
 from kvpool.pool import PoolLimits
 from kvpool.pool.flow import FlowSettings
@@ -78,7 +78,7 @@ def main(
             lock_memory=lock_memory,
             node_id=node_id,
             policy=policy,
-            limits=PoolLimits(max_blocks=max_blocks),
+            limits=PoolLimits(max_blocks=max_blocks, fence_ns=FENCE_NS),
             tiers=_tier_config(**{name: more[name] for name in _TIER_FLAGS}),
             guard=_guard(more),
             place=NodePlace(**{name: more[name] for name in ("weight", "host", "rack", "zone")}),

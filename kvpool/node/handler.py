@@ -15,9 +15,9 @@ from kvpool.block import KEY_BYTES, BlockKey, check_frame
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError, FrameError
 from kvpool.node.near import NearCopies
-from kvpool.node.tiers import Tiers
+from kvpool.node.tiers import Found, Tiers
 from kvpool.policy.eviction import NEVER_NS
-from kvpool.pool import EXISTS, BlockView, Granted, PoolState, Reserve
+from kvpool.pool import EXISTS, BlockView, Granted, PoolState, Reserve, Reserved, SlabGrant
 from kvpool.pool import Outcome as PoolOutcome
 from kvpool.pool.flow import FlowSettings
 from kvpool.request.pool import DEFAULT_PRIORITY, NEAR, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
@@ -56,6 +56,8 @@ class NodeHandler:
         self.leaving: Callable[[], bool] = lambda: False
         """Whether nothing may be written here any more."""
         self.counted: Callable[[], dict[str, int]] = dict
+        self.counted_here: Callable[[], dict[str, int]] = dict
+        """What clients on this host do."""
         self.on_read: Callable[[Sequence[BlockKey]], None] = lambda keys: None
 
     def describe(self) -> NodeDescription:
@@ -71,7 +73,7 @@ class NodeHandler:
             blocks=books.blocks,
             read_leases=books.read_leases,
             write_leases=books.write_leases,
-            counters={**self._state.counters(), **self._tiers.counted(), **self.counted(), "corrupt": self._corrupt},
+            counters={**self._state.counters(), **self._tiers.counted(), **self.counted(), **self.counted_here(), "corrupt": self._corrupt},
             shm=self.shm,
             ucx=self.ucx(),
             grpc_data=self._grpc_data,
@@ -99,30 +101,70 @@ class NodeHandler:
         leaves takes nothing more.
         """
         if self.leaving():
-            return 0, [(Outcome.NO_SPACE if there in (0, NEAR) else Outcome.EXISTS, 0) for there in self.lookup([b.key for b in blocks])]
-        items = [
-            Reserve(_key(b.key), _key(b.parent) if b.parent else None, b.depth, b.length, b.ttl_ms * MS, sequence, b.priority,
-                    b.priority_ms * MS, tenant, near)
-            for b in blocks
-        ]  # fmt: skip
-        if not near:
-            self.adopt([item.key for item in items])
-        lower = self._tiers.find([item.key for item in items])
+            return 0, self._closed_to(blocks)
+        items, lower = self._wanted(blocks, sequence, tenant, near=near)
         answer = await self._tiers.reserve(
             [item for item, found in zip(items, lower, strict=True) if found is None],
             owner=owner,
             lease_ns=lease_ms * MS,
             deadline_ns=self._deadline(patience_s),
         )
-        grants = iter(answer.grants)
-        return answer.lease_id, [_outcome(next(grants)) if found is None else (Outcome.EXISTS, 0) for found in lower]
+        return answer.lease_id, _grants(answer, lower)
 
-    def commit(self, lease_id: int, keys: Sequence[bytes]) -> list[bool]:
-        """Publish."""
+    def reserve_now(
+        self, owner: str, lease_ns: int, blocks: Sequence[Reservation], *, sequence: int, tenant: str, near: bool
+    ) -> tuple[int, list[Grant], bool]:
+        """As `reserve`, without patience; the last says whether room will come when blocks have been written down."""
+        if self.leaving():
+            return 0, self._closed_to(blocks), False
+        items, lower = self._wanted(blocks, sequence, tenant, near=near)
+        missing = [item for item, found in zip(items, lower, strict=True) if found is None]
+        answer = self._tiers.reserve_now(missing, owner=owner, lease_ns=lease_ns)
+        return answer.lease_id, _grants(answer, lower), answer.waiting
+
+    def commit(self, lease_id: int, keys: Sequence[bytes], *, unverified: bool = True) -> list[bool]:
+        """Publish. `unverified`: the bytes may have come over a wire, and nobody has checked them since."""
         wanted = _keys(keys)
-        done = self._state.commit(lease_id, wanted, self._clock.now_ns())
+        done = self._state.commit(lease_id, wanted, self._clock.now_ns(), unverified=unverified)
         self._tiers.committed([key for key, ok in zip(wanted, done, strict=True) if ok])
         return list(done)
+
+    def slab(self, owner: str, lease_ns: int, nbytes: int) -> SlabGrant | None:
+        """Room in advance; None when there is none now, or nothing may be written here any more."""
+        return None if self.leaving() else self._tiers.slab_now(nbytes, owner=owner, lease_ns=lease_ns)
+
+    def put(self, lease_id: int, blocks: Sequence[Reservation], *, sequence: int, tenant: str) -> list[Outcome]:
+        """Publish what was written to the front of a slab; the same is EXISTS and NO_SPACE as for `reserve`.
+
+        What the tier below has is EXISTS, and as its bytes are here anyway it stays in memory, too. A node that leaves takes the slab back.
+        """
+        if self.leaving():
+            self._state.release(lease_id, self._clock.now_ns())
+            return [outcome for outcome, _ in self._closed_to(blocks)]
+        items, lower = self._wanted(blocks, sequence, tenant, near=False)
+        grants = self._state.carve(lease_id, items, self._clock.now_ns())
+        came = [(item.key, found) for item, grant, found in zip(items, grants, lower, strict=True) if isinstance(grant, Granted)]
+        clean = [key for key, found in came if found is not None and found.tier is self._tiers.below]
+        self._state.mark(clean, dirty=False)
+        self._tiers.committed([key for key, _ in came if key not in clean] if clean else [key for key, _ in came])
+        return [Outcome.EXISTS if found is not None else _outcome(grant)[0] for grant, found in zip(grants, lower, strict=True)]
+
+    def _closed_to(self, blocks: Sequence[Reservation]) -> list[Grant]:
+        """What a node that takes nothing more says."""
+        return [(Outcome.NO_SPACE if there in (0, NEAR) else Outcome.EXISTS, 0) for there in self.lookup([b.key for b in blocks])]
+
+    def _wanted(self, blocks: Sequence[Reservation], sequence: int, tenant: str, *, near: bool) -> tuple[list[Reserve], list[Found | None]]:
+        """The blocks as the pool takes them, and where else than in the arena each is already. Near copies are adopted."""
+        items = [
+            Reserve(
+                _key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant, near
+            )
+            for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
+        ]  # fmt: skip
+        keys = [item.key for item in items]
+        if not near:
+            self.adopt(keys)
+        return items, self._tiers.find(keys)
 
     def adopt(self, keys: Sequence[BlockKey]) -> None:
         """This node is to hold these blocks in its own right, if they are here as near copies."""
@@ -237,6 +279,12 @@ def _outcome(grant: Granted | PoolOutcome) -> Grant:
     if isinstance(grant, Granted):
         return Outcome.GRANTED, grant.offset
     return (Outcome.EXISTS if grant is EXISTS else Outcome.NO_SPACE), 0
+
+
+def _grants(answer: Reserved, lower: Sequence[Found | None]) -> list[Grant]:
+    """One a block, of which the pool was asked for those that are nowhere lower."""
+    grants = iter(answer.grants)
+    return [_outcome(next(grants)) if found is None else (Outcome.EXISTS, 0) for found in lower]
 
 
 def _keys(raw: Sequence[bytes]) -> list[BlockKey]:

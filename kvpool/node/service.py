@@ -19,29 +19,36 @@ from kvpool.node.cluster import ClusterSide, NodePlace
 from kvpool.node.events import NodeEvents
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
+from kvpool.node.sessions import Announced, Sessions
 from kvpool.node.tenancy import TenantPool, owners_in
 from kvpool.node.tiers import Tiers
 from kvpool.policy.eviction import make_policy
 from kvpool.policy.rates import Rates
 from kvpool.pool import PoolLimits, PoolState
 from kvpool.request.pool import ShmOffer
-from kvpool.tier import Arena
+from kvpool.tier import Arena, reap_stale
 from kvpool.tier.arena import DEFAULT_DIRECTORY
+from kvpool.tier.board import Board
+from kvpool.tier.sockets import socket_path
 from kvpool.transport import host_boot_id
 from kvpool.transport.ucx import UcxTargetProcess
-from kvpool.units import GIB, format_size
+from kvpool.units import GIB, SECOND, format_size
 from kvpool.wire.access_server import add_access
 from kvpool.wire.admin_server import add_admin
 from kvpool.wire.events_server import add_events
 from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.peer_server import add_peer
 from kvpool.wire.pool_server import add_pool
+from kvpool.wire.session_server import SessionServer
 
 log = logging.getLogger(__name__)
 
 OFFERS = ("shm", "ucx", "grpc")
 DEFAULT_POLICY = "prefix-lru"
+FENCE_NS = 30 * SECOND
+"""How long bytes wait whose writer lost its lease: longer than any transfer goes on after its deadline."""
 _TICK_S = 0.1
+_SETTLES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class NodeConfig:
     lock_memory: bool = False
     node_id: str | None = None
     policy: str = DEFAULT_POLICY
-    limits: PoolLimits = field(default_factory=PoolLimits)
+    limits: PoolLimits = field(default_factory=lambda: PoolLimits(fence_ns=FENCE_NS))
     tiers: TierConfig = field(default_factory=TierConfig)
     guard: Guard = OPEN
     place: NodePlace = field(default_factory=NodePlace)
@@ -103,6 +110,8 @@ class PoolNode:
         self._ticker: asyncio.Task[None] | None = None
         self._tiers: Tiers | None = None
         self._events: NodeEvents | None = None
+        self._board: Board | None = None
+        self._sessions: SessionServer | None = None
 
     async def start(self) -> None:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
@@ -117,7 +126,9 @@ class PoolNode:
             raise
         clock = MonotonicClock()
         self._events = NodeEvents(self.node_id, self.incarnation, clock)
-        self.pool = state = PoolState(self.arena.capacity, make_policy(config.policy), config.limits, self._events.arena_changed)
+        capacity, policy = self.arena.capacity, make_policy(config.policy)
+        self._board = Board.create(self.node_id, self.incarnation, max_blocks=config.limits.max_blocks, capacity=capacity)
+        self.pool = state = PoolState(capacity, policy, config.limits, self._events.arena_changed, Announced(self._board))
         self._tiers = Tiers(state, self.arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
         await self._events.start(below=opened.below, beside=opened.beside)
         self._tiers.start()
@@ -130,8 +141,11 @@ class PoolNode:
             grpc_data="grpc" in wanted,
             tiers=self._tiers,
         )
+        sessions = Sessions(handler, state, self._tiers, self._board, clock, capacity)
+        handler.counted_here = sessions.counted
         if "shm" in wanted:
-            handler.shm = ShmOffer(path=str(self.arena.path), boot_id=host_boot_id())
+            session = self._serve_sessions(sessions)
+            handler.shm = ShmOffer(path=str(self.arena.path), boot_id=host_boot_id(), session=session)
         if "ucx" in wanted:
             await self._offer_ucx(handler, self.arena)
         guard, rates = config.guard, Rates(config.guard.limits)
@@ -160,7 +174,7 @@ class PoolNode:
             add_peer(self._server, self.cluster.balancer)
         self.address = guard.bind(self._server, config.listen)
         await self._server.start()
-        self._ticker = asyncio.create_task(_tick(handler))
+        self._ticker = asyncio.create_task(_tick(handler, sessions))
         if self.cluster is not None:
             await self.cluster.join(self.address, config.place.info(config.capacity_bytes))
         offers = [name for name in wanted if name != "ucx" or self._target is not None]
@@ -170,6 +184,20 @@ class PoolNode:
         config = self._config
         make, where = (Arena.create, config.arena_directory) if config.arena_path is None else (Arena.on, config.arena_path)
         return make(where, self.node_id, self.incarnation, config.capacity_bytes, lock=config.lock_memory)
+
+    def _serve_sessions(self, sessions: Sessions) -> str:
+        """Let clients on this host in; where they come to. They do without, if the socket can't be made."""
+        directory = self._config.arena_directory
+        reap_stale(directory)
+        server = SessionServer(socket_path(directory, self.node_id, self.incarnation), sessions)
+        try:
+            server.start()
+        except ConfigError as error:
+            log.warning("clients on this host get no sessions, so they ask by gRPC: %s", error)
+            return ""
+        sessions.drop = server.drop
+        self._sessions = server
+        return str(server.path)
 
     async def _offer_ucx(self, handler: NodeHandler, arena: Arena) -> None:
         """Serve the arena over UCX. Without a usable UCX that is an error only if it was asked for by name."""
@@ -195,17 +223,27 @@ class PoolNode:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
+        if self._sessions is not None:
+            self._sessions.close()
         if self._target is not None:
             await asyncio.to_thread(self._target.close)
         if self._tiers is not None:
             await self._tiers.stop()
+        if self._board is not None:
+            self._board.close()
         if self.arena is not None:
             self.arena.close()
         self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self.arena = None
+        self._sessions = self._board = None
 
 
-async def _tick(handler: NodeHandler) -> None:
-    """Let leases and blocks run out on time, for as long as the node lives."""
+async def _tick(handler: NodeHandler, sessions: Sessions) -> None:
+    """Let leases and blocks run out on time, and take in what readers used, for as long as the node lives."""
     while True:
         await asyncio.sleep(_TICK_S)
+        sessions.tick()
         handler.tick()
+        for _ in range(_SETTLES):
+            if not sessions.settle():
+                break
+            await asyncio.sleep(0)

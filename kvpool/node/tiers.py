@@ -18,7 +18,7 @@ from kvpool.block import BlockKey
 from kvpool.clock import Clock
 from kvpool.node.flusher import Flusher
 from kvpool.policy.eviction import NEVER_NS
-from kvpool.pool import Granted, Move, PoolState, Reserve, Reserved
+from kvpool.pool import Granted, Move, PoolState, Reserve, Reserved, SlabGrant
 from kvpool.pool.flow import FlowSettings
 from kvpool.pool.values import NEAR
 from kvpool.request.events import BELOW, BESIDE
@@ -155,13 +155,25 @@ class Tiers:
         """`PoolState.reserve`, moves carried out; waits for dirty blocks to be written down when that will make room."""
         while True:
             now_ns = self._clock.now_ns()
-            answer = self._pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=now_ns)
-            carry_out(self._pool, self._arena, answer.moves)
+            answer = self.reserve_now(items, owner=owner, lease_ns=lease_ns)
             if not answer.waiting or now_ns >= deadline_ns or self.flusher is None:
                 return answer
             if answer.lease_id:
                 self._pool.release(answer.lease_id, now_ns)
             await self.flusher.room(deadline_ns)
+
+    def reserve_now(self, items: Sequence[Reserve], *, owner: str, lease_ns: int) -> Reserved:
+        """`PoolState.reserve`, moves carried out. What would have to wait is said to be `waiting`."""
+        answer = self._pool.reserve(items, owner=owner, lease_ns=lease_ns, now_ns=self._clock.now_ns())
+        carry_out(self._pool, self._arena, answer.moves)
+        return answer
+
+    def slab_now(self, nbytes: int, *, owner: str, lease_ns: int) -> SlabGrant | None:
+        """`PoolState.grant_slab`, moves carried out."""
+        grant = self._pool.grant_slab(nbytes, owner=owner, lease_ns=lease_ns, now_ns=self._clock.now_ns())
+        if grant is not None:
+            carry_out(self._pool, self._arena, grant.moves)
+        return grant
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
         """Blocks are damaged or unwanted: gone from every tier."""

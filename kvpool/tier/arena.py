@@ -32,6 +32,7 @@ import numpy as np
 from kvpool.errors import ClosedError, ConfigError, FrameError, UnavailableError
 from kvpool.tier import mappable
 from kvpool.tier.pages import Bytes, ask_for_huge_pages, huge_bytes, lock_pages, populate, touch
+from kvpool.tier.sockets import reap_sockets
 from kvpool.tier.space import require_space
 from kvpool.tier.superblock import SUPERBLOCK_BYTES, Superblock, decode_superblock, node_bytes
 from kvpool.units import GIB, format_size
@@ -192,7 +193,7 @@ class ArenaMapping(_Mapped):
 
 
 def reap_stale(directory: str | Path) -> tuple[Path, ...]:
-    """Unlink the arena files in `directory` whose owner is dead; returns them. Files of other users and live owners are left alone."""
+    """Unlink the arena files and sockets in `directory` whose owner is dead; returns them. Those of other users and live owners stay."""
     reaped: list[Path] = []
     for path in sorted(Path(directory).glob(f"{_PREFIX}*{_SUFFIX}")):
         try:
@@ -207,7 +208,7 @@ def reap_stale(directory: str | Path) -> tuple[Path, ...]:
             continue  # locked: its owner lives; or not ours to unlink
         finally:
             os.close(descriptor)
-    return tuple(reaped)
+    return (*reaped, *reap_sockets(Path(directory)))
 
 
 def _finish_in(process: int, finish: Callable[[], None]) -> None:

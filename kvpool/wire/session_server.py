@@ -113,6 +113,11 @@ class SessionServer:
         for link in list(self._links):
             self._end(link)
 
+    def drop(self, calls: SessionCalls, why: str) -> None:
+        """End one session, for a reason of the host's."""
+        for link in [link for link in self._links if link.calls is calls]:
+            self._end(link, why)
+
     def __len__(self) -> int:
         return len(self._links)
 
