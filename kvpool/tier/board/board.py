@@ -17,28 +17,30 @@ from kvpool.tier.board.layout import (
     BUCKET_SLOTS,
     FIELDS,
     KEY,
+    LANE_FLIP,
     LENGTH_BITS,
     NEVER,
     RECORD_BYTES,
     STATE_WORD,
+    TAG_MASK,
     WORD,
     Flag,
     Shape,
     State,
     encode_header,
     shape_for,
-    shift_of,
-    tag_of,
 )
 from kvpool.tier.board.order import Fence
 from kvpool.tier.board.sealed import make_memory, reopened_to_read
 from kvpool.tier.pages import ask_for_huge_pages
 
-_TAKEN: Final = tuple(bin(mask).count("1") for mask in range(1 << BUCKET_SLOTS))
-_FREE: Final = tuple(next((lane for lane in range(BUCKET_SLOTS) if not mask >> lane & 1), -1) for mask in range(1 << BUCKET_SLOTS))
+_FULL: Final = (1 << BUCKET_SLOTS) - 1
+_TAKEN: Final = tuple(mask.bit_count() for mask in range(_FULL + 1))
+_FREE: Final = tuple(next(lane for lane in range(BUCKET_SLOTS) if not mask >> lane & 1) for mask in range(_FULL))
 _RECORD_WORDS: Final = RECORD_BYTES // WORD
 _LOW: Final = np.uint64(0xFFFF_FFFF)
 _HALF: Final = np.uint64(32)
+_ONE: Final = np.uint64(1)
 _NOT_UNVERIFIED: Final = NEVER ^ (Flag.UNVERIFIED << LENGTH_BITS)
 
 
@@ -60,12 +62,13 @@ class Board:
         ask_for_huge_pages(np.frombuffer(mapping, np.uint8))
         self._bytes = memoryview(mapping)
         self._words = self._bytes.cast("Q")
-        self._all = np.frombuffer(mapping, np.uint64)
-        self._tags_word, self._records_word = shape.tags_at // WORD, shape.records_at // WORD
+        self._records = np.frombuffer(mapping, np.uint64, shape.slots * _RECORD_WORDS, shape.records_at).reshape(-1, _RECORD_WORDS)
+        self._tags = self._bytes[shape.tags_at :].cast("H")
+        self._first = shape.records_at // WORD
         self._mask = shape.buckets - 1
         self._used = bytearray(shape.buckets)
-        self._slots: dict[bytes, int] = {}
-        self._doomed: dict[bytes, list[int]] = {}
+        self._slots: dict[BlockKey, int] = {}
+        self._doomed: dict[BlockKey, list[int]] = {}
         self._cells = Cells()
         self._fence = Fence()
         self._counters = dict.fromkeys(("unindexed", "touches", "touches_lost"), 0)
@@ -96,18 +99,17 @@ class Board:
         words, fields = self._words, KEY.unpack(key)
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._take_slot(fields)
+            slot = self._take_slot(fields[1], fields[2])
             if slot < 0:
                 self._counters["unindexed"] += 1
                 return False
-        at = self._records_word + slot * _RECORD_WORDS
+            self._slots[key] = slot
+        at = self._first + slot * _RECORD_WORDS
         odd = words[at] | 1
         words[at] = odd
-        FIELDS.pack_into(self._bytes, (at + 1) * WORD, offset, length | flags << LENGTH_BITS, expires_ns or NEVER, *fields)
+        FIELDS.pack_into(self._bytes, at * WORD + WORD, offset, length | flags << LENGTH_BITS, expires_ns or NEVER, *fields)
         words[at] = odd + 1
-        if key not in self._slots:
-            self._slots[key] = slot
-            words[self._tags_word + slot // BUCKET_SLOTS] |= tag_of(fields[0]) << shift_of(slot)
+        self._tags[slot ^ LANE_FLIP] = fields[0] & TAG_MASK
         return True
 
     def withdraw(self, key: BlockKey) -> bool:
@@ -119,14 +121,13 @@ class Board:
         slot = self._slots.pop(key, None)
         if slot is None:
             return False
-        words, bucket = self._words, slot // BUCKET_SLOTS
-        words[self._records_word + slot * _RECORD_WORDS] += 1
-        words[self._tags_word + bucket] &= ~(0xFFFF << shift_of(slot))
+        self._words[self._first + slot * _RECORD_WORDS] += 1
+        self._tags[slot ^ LANE_FLIP] = 0
         self._fence()
         if self._cells.hold(slot):
             self._doomed.setdefault(key, []).append(slot)
             return True
-        self._used[bucket] ^= 1 << slot % BUCKET_SLOTS
+        self._used[slot // BUCKET_SLOTS] ^= 1 << slot % BUCKET_SLOTS
         return key in self._doomed and self._still_doomed(key)
 
     def held(self, key: BlockKey) -> bool:
@@ -140,7 +141,7 @@ class Board:
         """Its payload has been checked: readers need not any more. Nothing else about it changes."""
         slot = self._slots.get(key)
         if slot is not None:
-            self._words[self._records_word + slot * _RECORD_WORDS + 2] &= _NOT_UNVERIFIED
+            self._words[self._first + slot * _RECORD_WORDS + 2] &= _NOT_UNVERIFIED
 
     def attach(self, cell_fd: int) -> int:
         """Look at this cell from now on; returns its number. The descriptor stays the caller's and may be closed.
@@ -162,12 +163,12 @@ class Board:
             return []
         slots = (entries & _LOW).astype(np.int64)
         here = slots < self.shape.slots
-        at = self._records_word + slots[here] * _RECORD_WORDS
-        now = self._all[at]
-        same = ((now & _LOW) == entries[here] >> _HALF) & (now & np.uint64(1) == 0) & (now > 0)
-        begins = ((at[same] + 4) * WORD).tolist()
-        self._counters["touches"] += len(begins)
-        return [BlockKey(bytes(self._bytes[begin : begin + KEY.size])) for begin in begins]
+        slots = slots[here]
+        now = self._records[slots, 0]
+        same = ((now & _LOW) == entries[here] >> _HALF) & (now & _ONE == 0) & (now > 0)
+        raw = self._records[slots[same], 4:].tobytes()
+        self._counters["touches"] += len(raw) // KEY.size
+        return [BlockKey(raw[at : at + KEY.size]) for at in range(0, len(raw), KEY.size)]
 
     def holding(self) -> int:
         """Holds over all cells."""
@@ -186,23 +187,18 @@ class Board:
         with suppress(OSError):
             os.close(self.read_fd)
 
-    def _take_slot(self, fields: tuple[int, ...]) -> int:
-        """A free slot in the emptier of the key's buckets; -1: both are full."""
+    def _take_slot(self, first: int, second: int) -> int:
+        """A free slot in the emptier of a key's buckets, which these words of it choose; -1: both are full."""
         self._check_open()
-        slot = self._find_slot(fields)
-        if slot < 0 and self._doomed:
+        used, one, other = self._used, first & self._mask, second & self._mask
+        bucket = one if _TAKEN[used[one]] <= _TAKEN[used[other]] else other
+        if used[bucket] == _FULL and self._doomed:
             for key in list(self._doomed):
                 self._still_doomed(key)
-            slot = self._find_slot(fields)
-        return slot
-
-    def _find_slot(self, fields: tuple[int, ...]) -> int:
-        first, second = fields[1] & self._mask, fields[2] & self._mask
-        used = self._used
-        bucket = first if _TAKEN[used[first]] <= _TAKEN[used[second]] else second
-        lane = _FREE[used[bucket]]
-        if lane < 0:
+            bucket = one if _TAKEN[used[one]] <= _TAKEN[used[other]] else other
+        if used[bucket] == _FULL:
             return -1
+        lane = _FREE[used[bucket]]
         used[bucket] |= 1 << lane
         return bucket * BUCKET_SLOTS + lane
 

@@ -14,9 +14,8 @@ A board never leaves its host, so all words are 8 bytes in the host's byte order
        128      8  state: 1 live, 2 retired; changes, so outside the checksum
 
 Tags: one word a bucket, four lanes of 16 bits, one for each slot of the bucket, lane 0 in the high bits. A lane holds the low 15 bits of
-its key's first word, 1 instead of 0; a lane of an empty slot is 0. So one word of a few hundred KiB tells where of four a key may be, and
-the top bit of a lane is free for finding it: `(0x8000.. - (word ^ tag in each lane)) & 0x8000..` has a bit set for each lane that is equal,
-without a borrow between lanes.
+its key's first word; a lane of an empty slot is 0. So one word tells where of four a key may be, and the top bit of a lane is free for
+finding it: `(0x8000.. - (word ^ tag in each lane)) & 0x8000..` has a bit set for each lane that is equal, without a borrow between lanes.
 
 Records: 64 bytes, one cache line each; slot `4 * bucket + lane`:
 
@@ -32,6 +31,7 @@ as blocks there is always room but for about two blocks in a thousand at the wor
 
 import os
 import struct
+import sys
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
@@ -55,6 +55,8 @@ LANES: Final = 0x0001_0001_0001_0001
 HITS: Final = 0x8000_8000_8000_8000
 LENGTH_BITS: Final = 48
 LENGTH_MASK: Final = (1 << LENGTH_BITS) - 1
+LANE_FLIP: Final = BUCKET_SLOTS - 1 if sys.byteorder == "little" else 0
+"""Slot `n` has the 16 bits number `n ^ LANE_FLIP` of the tags."""
 NEVER: Final = (1 << 64) - 1
 KEY: Final = struct.Struct("4Q")
 FIELDS: Final = struct.Struct("7Q")
@@ -144,16 +146,6 @@ def decode_header(raw: bytes, nbytes: int) -> Shape:
     if not sound or shape.nbytes != nbytes:
         raise FrameError(f"a board's header can't be: {shape} in {nbytes} bytes")
     return shape
-
-
-def tag_of(first_word: int) -> int:
-    """The tag of a key whose first word that is: 1..0x7FFF."""
-    return first_word & TAG_MASK or 1
-
-
-def shift_of(slot: int) -> int:
-    """By how many bits its tag is shifted in its bucket's word."""
-    return 48 - (slot % BUCKET_SLOTS << 4)
 
 
 def page_of(descriptor: int) -> bytes:

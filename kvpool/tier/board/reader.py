@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from kvpool.block import BlockKey
 from kvpool.errors import ConfigError, FrameError, UnavailableError
@@ -31,7 +30,6 @@ from kvpool.tier.board.layout import (
     State,
     decode_header,
     page_of,
-    tag_of,
 )
 from kvpool.tier.board.order import Fence
 from kvpool.tier.board.sealed import keeps_its_size
@@ -42,7 +40,7 @@ def _word(value: int) -> Words:
     return np.array(value, np.uint64)
 
 
-_TAG_MASK, _ONE, _TWO, _LANES, _HITS = _word(TAG_MASK), _word(1), _word(2), _word(LANES), _word(HITS)
+_TAG_MASK, _TWO, _LANES, _HITS = _word(TAG_MASK), _word(2), _word(LANES), _word(HITS)
 _EVEN: Final = _word((1 << 64) - 2)
 _LOW: Final = _word(0xFFFF_FFFF)
 _HALF: Final = _word(32)
@@ -113,7 +111,7 @@ class BoardReader:
         present &= heads[:, 3] > now_ns
         found = Found(slots, at, generations, heads, present)
         if b"\0" in present.tobytes():
-            self._look_again(found, joined, np.flatnonzero(hits & ~same), now_ns)
+            self._look_again(found, joined, np.flatnonzero(hits.any(0) & ~same), now_ns)
         if self._words[STATE_WORD] != _LIVE:
             present[:] = False
         return found
@@ -121,7 +119,7 @@ class BoardReader:
     def find_one(self, key: BlockKey | bytes, now_ns: int) -> Place | None:
         """Where this block lies now; None when it isn't here."""
         words, first = self._words, KEY.unpack(key)
-        tag = tag_of(first[0]) * LANES
+        tag = (first[0] & TAG_MASK) * LANES
         for choice in (first[1], first[2]):
             bucket = choice & self.shape.buckets - 1
             hits = (HITS - (words[self._tags_word + bucket] ^ tag)) & HITS
@@ -179,22 +177,20 @@ class BoardReader:
         if self._cell is not None:
             self._cell.touch_one(place.slot | (place.generation & 0xFFFF_FFFF) << 32)
 
-    def _candidates(self, wanted: Words) -> tuple[Slots, npt.NDArray[np.bool_]]:
-        """The one slot where each key may be, int64 `[n]`, and where there was any lane that matched, bool `[n]`."""
+    def _candidates(self, wanted: Words) -> tuple[Slots, Words]:
+        """The one slot where each key may be, int64 `[n]`, and a bit for each lane that matched, uint64 `[2, n]`."""
         buckets = np.bitwise_and(wanted.T[1:3], self._buckets)
         tags = wanted[:, 0] & _TAG_MASK
-        np.maximum(tags, _ONE, out=tags)
         tags *= _LANES
         hits = self._tags.take(buckets.view(np.int64), mode="clip")
         hits ^= tags
         np.subtract(_HITS, hits, out=hits)
         hits &= _HITS
-        in_first = hits[0] != 0
         lanes = hits * _TO_LANE
         lanes >>= _TOP
         buckets <<= _TWO
         buckets |= lanes
-        return np.where(in_first, buckets[0], buckets[1]).view(np.int64), in_first | (hits[1] != 0)
+        return np.where(hits[0], buckets[0], buckets[1]).view(np.int64), hits
 
     def _look_again(self, found: Found, joined: bytes, which: Slots, now_ns: int) -> None:
         """One by one those whose candidate was another key's."""
