@@ -3,7 +3,8 @@
 `python -m bench.transport [--json] [--rounds 7]`. The owner of the arena is another process, and so is the far end of the sockets. All
 cases take turns round by round; a figure is the median over the rounds of each round's p50, beside the lowest and the highest. A batch
 is 32 runs of 1 MiB that are not adjacent in the arena; a small transfer is one run of 64 KiB. The sockets answer one request with all the
-bytes of the batch, each run sent and received straight from and to the same kind of memory.
+bytes of the batch, each run sent and received straight from and to the same kind of memory. `tcp get` is the same batch as frames by their
+keys, without a lease.
 """
 
 import argparse
@@ -21,9 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.report import Spread, print_json, print_table, spread
-from kvpool.testing.arena_owner import ArenaOwner
+from kvpool.testing.arena_owner import ArenaOwner, frame_key
 from kvpool.transport import Reach, Run, ShmReach
 from kvpool.transport.reach import Bytes
+from kvpool.transport.tcp import TcpReach
 from kvpool.transport.ucx import UcxReach
 from kvpool.units import KIB, MIB, SECOND
 
@@ -31,9 +33,11 @@ ARENA = 96 * MIB
 SMALL = (Run(5 * MIB, 64 * KIB, 0),)
 BATCH = tuple(Run(2 * index * MIB + 4096, MIB, index * MIB) for index in range(32))
 SHAPES = {"64KiB": SMALL, "32x1MiB": BATCH}
-OPS = {"64KiB": 60, "32x1MiB": 3}
+OPS = {"64KiB": 60, "32x1MiB": 3, "512 keys": 60}
+PROBED = tuple((index * 8 * KIB, 8 * KIB) for index in range(512))
 IDLE_S = 5.0
 _REQUEST = struct.Struct("<cI")
+_AS = {"get": "read"}
 
 Case = Callable[[], object]
 
@@ -128,6 +132,23 @@ def make_cases(reaches: Mapping[str, Reach], raw: RawTcp) -> dict[tuple[str, str
     return cases
 
 
+def keyed_cases(reach: TcpReach) -> dict[tuple[str, str, str], Case]:
+    """The same for frames by their keys, and for asking whether 512 are there."""
+    buffer, empty = np.ones(32 * MIB, np.uint8), np.zeros(0, np.uint8)
+    cases: dict[tuple[str, str, str], Case] = {}
+    for shape, runs in SHAPES.items():
+        wants = [(frame_key(run.offset, run.length), run.length, empty, buffer[run.at : run.at + run.length]) for run in runs]
+        cases["tcp", "get", shape] = lambda wants=wants: _all(reach.get(wants, time.monotonic_ns() + 60 * SECOND))  # type: ignore[misc]
+    keys = [frame_key(*frame) for frame in PROBED]
+    cases["tcp", "probe", "512 keys"] = lambda: _all(reach.probe(keys, time.monotonic_ns() + 60 * SECOND))
+    return cases
+
+
+def _all(found: Sequence[int]) -> None:
+    if not all(found):
+        raise AssertionError("a frame that the owner has was not found")
+
+
 def p50_in_turns(cases: Mapping[tuple[str, str, str], Case], rounds: int) -> dict[tuple[str, str, str], list[float]]:
     """Each case's p50 in seconds, one a round; a first round warms up, uncounted."""
     medians: dict[tuple[str, str, str], list[float]] = {key: [] for key in cases}
@@ -172,12 +193,14 @@ def main() -> None:
     if args.rounds < 5:
         parser.error("--rounds must be at least 5")
     with ExitStack() as stack:
-        owner = stack.enter_context(ArenaOwner(ARENA, ucx=True))
-        ucx = UcxReach(owner.ucx_offer())
-        reaches: dict[str, Reach] = {"shm": ShmReach(owner.map()), "ucx": ucx}
+        frames = [(run.offset, run.length) for run in SMALL + BATCH]
+        owner = stack.enter_context(ArenaOwner(ARENA, ucx=True, tcp=True, frames=[*frames, *PROBED]))
+        ucx, tcp = UcxReach(owner.ucx_offer()), TcpReach(owner.tcp_peer())
+        reaches: dict[str, Reach] = {"shm": ShmReach(owner.map()), "ucx": ucx, "tcp": tcp}
         for reach in reaches.values():
             stack.callback(reach.close)
-        seconds = p50_in_turns(make_cases(reaches, stack.enter_context(raw_tcp())), args.rounds)
+        cases = make_cases(reaches, stack.enter_context(raw_tcp())) | keyed_cases(tcp)
+        seconds = p50_in_turns(cases, args.rounds)
         transports = ucx.transports
         idle = idle_cpu_percent(owner.pid)
     report(seconds, transports, idle, args.rounds, as_json=args.json)
@@ -187,25 +210,29 @@ def report(
     seconds: dict[tuple[str, str, str], list[float]], transports: tuple[str, ...], idle: float, rounds: int, *, as_json: bool
 ) -> None:
     """The table, and the JSON object if wanted."""
-    us = {key: spread([value * 1e6 for value in values]) for key, values in seconds.items() if key[2] == "64KiB"}
+    us = {key: spread([value * 1e6 for value in values]) for key, values in seconds.items() if key[2] != "32x1MiB"}
     rate = {key: spread([total(BATCH) / value / 1e9 for value in values]) for key, values in seconds.items() if key[2] == "32x1MiB"}
     rows = []
-    for way, direction in dict.fromkeys(key[:2] for key in seconds):
+    for way, direction in dict.fromkeys(key[:2] for key in rate):
         batch = rate[way, direction, "32x1MiB"]
-        to_tcp = f"{batch.median / rate['raw tcp', direction, '32x1MiB'].median:.2f}x"
+        to_tcp = f"{batch.median / rate['raw tcp', _AS.get(direction, direction), '32x1MiB'].median:.2f}x"
         to_memcpy = f"{batch.median / rate['memcpy', 'read', '32x1MiB'].median:.2f}x"
         rows.append((f"{way} {direction}", us[way, direction, "64KiB"], batch, to_memcpy, to_tcp))
     print(f"p50, median of {rounds} rounds (range); ucx over {', '.join(transports) or 'unknown'}; idle target: {idle:.2f} % of one core")
     print_table(("way", "64 KiB, us", "32 x 1 MiB, GB/s", "to memcpy", "to raw tcp"), rows)
+    print(f"tcp probe of 512 keys: {us['tcp', 'probe', '512 keys']} us")
     if as_json:
         figures: dict[str, Spread] = {}
         for (way, direction, shape), value in {**us, **rate}.items():
-            unit = "us" if shape == "64KiB" else "gbps"
-            figures[f"{way.replace(' ', '_')}_{direction}_{shape}_{unit}"] = value
+            unit = "gbps" if shape == "32x1MiB" else "us"
+            figures[f"{way}_{direction}_{shape}_{unit}".replace(" ", "_")] = value
         ratios = {
             "shm_read_to_memcpy": rate["shm", "read", "32x1MiB"].median / rate["memcpy", "read", "32x1MiB"].median,
             "ucx_read_to_raw_tcp": rate["ucx", "read", "32x1MiB"].median / rate["raw tcp", "read", "32x1MiB"].median,
             "ucx_write_to_raw_tcp": rate["ucx", "write", "32x1MiB"].median / rate["raw tcp", "write", "32x1MiB"].median,
+            "tcp_get_to_raw_tcp": rate["tcp", "get", "32x1MiB"].median / rate["raw tcp", "read", "32x1MiB"].median,
+            "tcp_read_to_raw_tcp": rate["tcp", "read", "32x1MiB"].median / rate["raw tcp", "read", "32x1MiB"].median,
+            "tcp_write_to_raw_tcp": rate["tcp", "write", "32x1MiB"].median / rate["raw tcp", "write", "32x1MiB"].median,
         }
         print_json({"bench": "transport", "rounds": rounds, "ucx_transports": transports, "idle_cpu_percent": idle, **figures, **ratios})
 

@@ -1,7 +1,7 @@
 """A process that owns an arena and does nothing else: the far side of reach tests and benches.
 
-`ArenaOwner` starts `python -m kvpool.testing.arena_owner`, which creates the arena, serves it over UCX if asked to, prints one line of JSON
-and ends with its standard input, so no owner survives the process that started it.
+`ArenaOwner` starts `python -m kvpool.testing.arena_owner`, which creates the arena, serves it over UCX and TCP if asked to, prints one line
+of JSON and ends with its standard input, so no owner survives the process that started it.
 """
 
 import argparse
@@ -9,16 +9,20 @@ import json
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvpool.block import BlockKey
 from kvpool.errors import ConfigError, DeadlineError
 from kvpool.tier import DEFAULT_DIRECTORY, Arena, ArenaMapping
 from kvpool.transport import ShmOffer, UcxOffer, host_boot_id
+from kvpool.transport.tcp import MemoryIndex, Peer, Served, TcpServer
 from kvpool.transport.ucx import UcxTarget
 from kvpool.transport.ucx.process import decode_offer, encode_offer
 
@@ -28,18 +32,31 @@ _INCARNATION = 1
 
 
 class ArenaOwner:
-    """The started process, with this process's own mapping of its arena as `mapping`. Raises `DeadlineError` if it does not come up."""
+    """The started process, with this process's own mapping of its arena as `mapping`. Raises `DeadlineError` if it does not come up.
 
-    def __init__(self, capacity: int, *, ucx: bool = False, directory: Path = DEFAULT_DIRECTORY) -> None:
+    `frames`: (offset, length) of what can be had by key over TCP; `frame_key` has the keys.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        ucx: bool = False,
+        tcp: bool = False,
+        frames: Sequence[tuple[int, int]] = (),
+        directory: Path = DEFAULT_DIRECTORY,
+    ) -> None:
         self.node_id = uuid.uuid4().hex
         self.incarnation = _INCARNATION
         command = [sys.executable, "-m", "kvpool.testing.arena_owner", self.node_id, str(capacity), str(directory)]
-        self._process = subprocess.Popen([*command, *(["--ucx"] if ucx else [])], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command += [*(["--ucx"] if ucx else []), *(["--tcp"] if tcp else []), "--frames", json.dumps(list(frames))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self._process.pid
         try:
             said = self._first_line()
             self.shm = ShmOffer(path=said["path"], boot_id=host_boot_id())
             self.ucx = decode_offer(said["ucx"]) if ucx else None
+            self.tcp = said["tcp"]
             self.mapping = self.map()
         except BaseException:
             self.kill()
@@ -54,6 +71,12 @@ class ArenaOwner:
         if self.ucx is None:
             raise ConfigError("this owner serves no UCX; start it with ucx=True")
         return self.ucx
+
+    def tcp_peer(self) -> Peer:
+        """Where it serves TCP. Raises `ConfigError` if it was started without."""
+        if not self.tcp:
+            raise ConfigError("this owner serves no TCP; start it with tcp=True")
+        return Peer(address=self.tcp, node_id=self.node_id, incarnation=self.incarnation)
 
     @property
     def alive(self) -> bool:
@@ -110,13 +133,29 @@ def main() -> None:
     parser.add_argument("capacity", type=int)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--ucx", action="store_true")
+    parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--frames", type=json.loads, default=[])
     args = parser.parse_args()
     with Arena.create(args.directory, args.node_id, _INCARNATION, args.capacity) as arena:
         target = UcxTarget(arena.data) if args.ucx else None
-        print(json.dumps({"path": str(arena.path), "ucx": encode_offer(target.offer) if target else ""}), flush=True)
+        server = _tcp_server(arena, args.node_id, args.frames) if args.tcp else None
+        said = {"path": str(arena.path), "ucx": encode_offer(target.offer) if target else "", "tcp": server.address if server else ""}
+        print(json.dumps(said), flush=True)
         os.read(sys.stdin.fileno(), 1)
-        if target is not None:
-            target.close()
+        for serving in (target, server):
+            if serving is not None:
+                serving.close()
+
+
+def frame_key(offset: int, length: int) -> BlockKey:
+    """The key of a frame at that place."""
+    return BlockKey(struct.pack("<QQQQ", offset + 1, offset ^ 0x5851F42D4C957F2D, length, ~offset & 0xFFFFFFFF))
+
+
+def _tcp_server(arena: Arena, node_id: str, frames: Sequence[tuple[int, int]]) -> TcpServer:
+    index = MemoryIndex()
+    index.frames.update({frame_key(offset, length): (offset, length) for offset, length in frames})
+    return TcpServer("127.0.0.1:0", Served(node_id=node_id, incarnation=_INCARNATION, arena=arena.data, index=index))
 
 
 if __name__ == "__main__":

@@ -44,15 +44,16 @@ class ProcessFar:
 class FarSides:
     """Makes far sides of one kind, with a new owner whenever the last one has died."""
 
-    def __init__(self, opener: Opener, *, ucx: bool, outlives_owner: bool) -> None:
-        self._opener, self._ucx, self._outlives_owner = opener, ucx, outlives_owner
+    def __init__(self, opener: Opener, *, outlives_owner: bool, ucx: bool = False, tcp: bool = False) -> None:
+        self._opener, self._outlives_owner = opener, outlives_owner
+        self._ucx, self._tcp = ucx, tcp
         self._owner: ArenaOwner | None = None
 
     def borrow(self) -> Iterator[ProcessFar]:
         """A far side for one test; its reaches are closed afterwards."""
         if self._owner is None or not self._owner.alive:
             self.end()
-            self._owner = ArenaOwner(WINDOW_BYTES + 2 * MIB + 4097, ucx=self._ucx)
+            self._owner = ArenaOwner(WINDOW_BYTES + 2 * MIB + 4097, ucx=self._ucx, tcp=self._tcp)
         far = ProcessFar(self._owner, self._opener, outlives_owner=self._outlives_owner)
         yield far
         for reach in far.opened:
@@ -69,8 +70,8 @@ def far_sides() -> Iterator[Callable[..., FarSides]]:
     """Factory of `FarSides`, ended with the module."""
     made: list[FarSides] = []
 
-    def make(opener: Opener, *, ucx: bool, outlives_owner: bool) -> FarSides:
-        made.append(FarSides(opener, ucx=ucx, outlives_owner=outlives_owner))
+    def make(opener: Opener, *, outlives_owner: bool, ucx: bool = False, tcp: bool = False) -> FarSides:
+        made.append(FarSides(opener, outlives_owner=outlives_owner, ucx=ucx, tcp=tcp))
         return made[-1]
 
     yield make

@@ -1,0 +1,163 @@
+"""One connection of a client: dial, say hello, ask and take the answer. One thread at a time; `lines.py` sees to that.
+
+Answers go where they belong at once: first the head (and, of a GET, the byte per key), then all frames or runs in one call to the
+kernel. A line that has raised is of no more use, because nobody knows how much of an answer is still on the way.
+"""
+
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvpool.block import BlockKey
+from kvpool.clock import seconds_left
+from kvpool.errors import ConfigError, ProtocolError, UnavailableError
+from kvpool.transport.reach import Bytes, Run, check_deadline
+from kvpool.transport.tcp import wire
+from kvpool.transport.tcp.stream import Piece, PlainStream, Stream, ns_left, size_buffers, tune
+from kvpool.transport.tcp.tls import secure
+
+Want = tuple[BlockKey, int, Bytes, Bytes]
+"""A frame: its key, its length in bytes, and where its header and its payload go (uint8 arrays whose sizes add up to the length)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Whom to talk to: `address` (host:port), the node and its incarnation that must be there, and how to prove who we are.
+
+    `tls` None: in the clear. `tls_name`: whom the certificate must name, the host dialled if empty. `token`: "" for none.
+    """
+
+    address: str
+    node_id: str
+    incarnation: int
+    tls: ssl.SSLContext | None = None
+    tls_name: str = ""
+    token: str = ""
+
+
+class Line:
+    """An open connection to `peer`, who has let us in; `arena_bytes` is the size of its arena.
+
+    Raises `UnavailableError` (nobody there, or another node), `AccessError`, `LimitError`, `ProtocolError`, `DeadlineError`.
+    """
+
+    def __init__(self, peer: Peer, deadline_ns: int) -> None:
+        self._stream = _dial(peer, deadline_ns)
+        self._head = bytearray(wire.ANSWER.size)
+        try:
+            self._stream.send([wire.pack_hello(peer.node_id, peer.incarnation, peer.token)], deadline_ns)
+            self._answer(0, wire.SIZE.size, deadline_ns)
+            size = bytearray(wire.SIZE.size)
+            self._stream.receive([size], deadline_ns)
+        except BaseException:
+            self.close()
+            raise
+        (self.arena_bytes,) = wire.SIZE.unpack(size)
+
+    def probe(self, keys: Sequence[BlockKey], deadline_ns: int) -> bytes:
+        """One byte a key, 1 where it can be read now. At most `MAX_COUNT` keys, at least one."""
+        self._ask(wire.Kind.PROBE, len(keys), keys, deadline_ns)
+        self._answer(len(keys), len(keys), deadline_ns)
+        found = bytearray(len(keys))
+        self._stream.receive([found], deadline_ns)
+        return bytes(found)
+
+    def get(self, wants: Sequence[Want], deadline_ns: int) -> list[bool]:
+        """Fill the targets of the frames that are there, and say which are. At most `MAX_COUNT`, at least one."""
+        table = wire.pack_wants([want[0] for want in wants], [want[1] for want in wants])
+        self._ask(wire.Kind.GET, len(wants), [table], deadline_ns)
+        statuses = bytearray(len(wants))
+        follows = self._answer(len(wants), None, deadline_ns, statuses)
+        here = [status == 1 for status in statuses]
+        targets: list[Piece] = []
+        length = 0
+        for want, found in zip(wants, here, strict=True):
+            if found:
+                targets += want[2].data, want[3].data
+                length += want[1]
+        if follows != len(wants) + length:
+            raise ProtocolError(f"an answer of {follows} bytes, {len(wants) + length} would be right")
+        self._stream.receive(targets, deadline_ns)
+        return here
+
+    def read(self, runs: Sequence[Run], into: Bytes, deadline_ns: int) -> None:
+        """Fill `into`. At most `MAX_COUNT` runs, at least one."""
+        self._ask(wire.Kind.READ, len(runs), [wire.pack_runs(runs)], deadline_ns)
+        self._answer(len(runs), sum(run.length for run in runs), deadline_ns)
+        view = into.data
+        self._stream.receive([view[at : at + length] for _, length, at in runs], deadline_ns)
+
+    def write(self, runs: Sequence[Run], source: Bytes, deadline_ns: int) -> None:
+        """Send from `source`; the bytes are in the arena then. At most `MAX_COUNT` runs, at least one."""
+        view = source.data
+        pieces: list[Piece] = [wire.pack_runs(runs), *(view[at : at + length] for _, length, at in runs)]
+        self._ask(wire.Kind.WRITE, len(runs), pieces, deadline_ns)
+        self._answer(len(runs), 0, deadline_ns)
+
+    def abort(self) -> None:
+        """End the call under way, from any thread."""
+        self._stream.abort()
+
+    def close(self) -> None:
+        """Hang up; what is on the way is dropped."""
+        self._stream.close(reset=True)
+
+    def _ask(self, kind: wire.Kind, count: int, pieces: Sequence[Piece], deadline_ns: int) -> None:
+        self._stream.send([wire.pack_request(kind, count, ns_left(deadline_ns)), *pieces], deadline_ns)
+
+    def _answer(self, count: int, follows: int | None, deadline_ns: int, *after: bytearray) -> int:
+        """Take the head of an answer, and what comes `after` it in any answer that went well; how many bytes follow the head.
+
+        Raises what the server refused with, or `ProtocolError` if it isn't the answer to this question.
+        """
+        self._stream.receive([self._head], deadline_ns)
+        status, counted, nbytes = wire.unpack_answer(self._head)
+        if status is not wire.Status.OK:
+            text = bytearray(nbytes)
+            self._stream.receive([text], deadline_ns)
+            raise wire.refusal(status, text)
+        if counted != count or (follows is not None and nbytes != follows):
+            raise ProtocolError(f"an answer about {counted} with {nbytes} bytes to a question about {count}")
+        self._stream.receive(after, deadline_ns)
+        return nbytes
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port. Raises `ConfigError`."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"not an address: {address!r}; it is host:port")
+    return host, int(port)
+
+
+def _dial(peer: Peer, deadline_ns: int) -> Stream:
+    check_deadline(deadline_ns)
+    connection = _connect(*split(peer.address), deadline_ns)
+    if peer.tls is None:
+        return PlainStream(connection)
+    return secure(connection, peer.tls, deadline_ns, peer.tls_name or split(peer.address)[0])
+
+
+def _connect(host: str, port: int, deadline_ns: int) -> socket.socket:
+    """The first of the host's addresses that answers."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnavailableError(f"{host} is not known: {error.strerror}") from None
+    reason: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        connection = socket.socket(family, kind, protocol)
+        try:
+            size_buffers(connection, str(address[0]))
+            connection.settimeout(seconds_left(deadline_ns) or 1e-6)
+            connection.connect(address)
+            tune(connection)
+        except OSError as error:
+            connection.close()
+            reason = error
+            continue
+        return connection
+    check_deadline(deadline_ns)
+    raise UnavailableError(f"nobody at {host}:{port}: {reason.strerror or reason if reason else 'no address'}")
