@@ -15,7 +15,7 @@ def main() -> None:
         client = importlib.import_module("redis").Redis("127.0.0.1", port, socket_read_size=MIB)
         told = client.info()
         name = "valkey" if "valkey_version" in told else "redis"
-        take_turns(name, told[f"{name}_version"], make_cases(client), [pid])
+        take_turns("redis", f"{name} {told[f'{name}_version']}", make_cases(client), [pid])
 
 
 def make_cases(client: Any) -> dict[str, Case]:

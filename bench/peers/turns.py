@@ -9,13 +9,12 @@ and nobody is measured in another way than the others. First the contestant says
 `cases` maps a case to the bytes that one operation moves, `servers` are the process ids that serve it. Then for each order
 `{"case": "get_64k", "ops": 200}` it answers `{"seconds": [...], "client_cpu_s": ..., "server_cpu_s": ...}`; one operation before them warms
 up, uncounted. `{"case": ..., "start": T, "stop": T}` instead does as many operations as it can between two times of `time.monotonic()`.
-The end of its input is the end of its turns. This file needs nothing but the standard library.
+The end of its input is the end of its turns. Nothing here needs more than the standard library.
 """
 
 import ctypes
 import json
 import mmap
-import resource
 import shutil
 import socket
 import subprocess
@@ -23,9 +22,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
+
+from kvpool.cli.bench.cpu import cpu_s_of, own_cpu_s
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL, LARGE, BATCH, PROBED = 64 * KIB, MIB, 32, 512
@@ -35,70 +35,52 @@ SMALL_KEYS = 64
 _READY_S = 30.0
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Case:
-    """`run(i)` does operation number i, never the same i twice; it moves `nbytes`. `finish` tidies up after a turn, untimed."""
+    """`run(i)` does operation number i, never the same i twice; it moves `nbytes`.
+
+    Untimed, before and after a turn: `prepare(range)` of the operations to come, where their number is known, and `finish()`.
+    """
 
     run: Callable[[int], object]
     nbytes: int = 0
-    finish: Callable[[], object] = field(default=_nothing)
+    finish: Callable[[], object] = lambda: None
+    prepare: Callable[[range], object] = lambda coming: None
 
 
 def take_turns(name: str, version: str, cases: Mapping[str, Case], servers: Sequence[int] = (), **about: object) -> None:
     """Say who this is, then obey orders until the input ends."""
     known = {case: one.nbytes for case, one in cases.items()}
     _say({"name": name, "version": version, "cases": known, "servers": list(servers), **about})
-    numbers = {case: count() for case in cases}
+    done = dict.fromkeys(cases, 0)
     for line in sys.stdin:
         order = json.loads(line)
-        _say(_turn(cases[order["case"]], numbers[order["case"]], servers, order))
+        answer, done[order["case"]] = _turn(cases[order["case"]], done[order["case"]], servers, order)
+        _say(answer)
 
 
-def _turn(case: Case, numbers: Iterator[int], servers: Sequence[int], order: Mapping[str, float]) -> dict[str, object]:
-    case.run(next(numbers))
-    if "start" in order:
+def _turn(case: Case, number: int, servers: Sequence[int], order: Mapping[str, float]) -> tuple[dict[str, object], int]:
+    """The answer to an order, and the number of the next operation."""
+    ops = int(order.get("ops", 0))
+    case.prepare(range(number, number + 1 + ops))
+    case.run(number)
+    if not ops:
         time.sleep(max(0.0, order["start"] - time.monotonic()))
-    client, server = client_cpu_s(), server_cpu_s(servers)
+    client, server = own_cpu_s(), cpu_s_of(servers)
     seconds: list[float] = []
-    while len(seconds) < order["ops"] if "ops" in order else time.monotonic() < order["stop"]:
-        number = next(numbers)
+    while len(seconds) < ops if ops else time.monotonic() < order["stop"]:
+        number += 1
         begun = time.perf_counter()
         case.run(number)
         seconds.append(time.perf_counter() - begun)
-    used = {"client_cpu_s": client_cpu_s() - client, "server_cpu_s": server_cpu_s(servers) - server}
+    used = {"client_cpu_s": own_cpu_s() - client, "server_cpu_s": cpu_s_of(servers) - server}
     case.finish()
-    return {"seconds": seconds, **used}
+    return {"seconds": seconds, **used}, number + 1
 
 
 def _say(value: object) -> None:
     sys.__stdout__.write(json.dumps(value) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]
-
-
-def client_cpu_s() -> float:
-    """CPU seconds of this process, all threads, user and system."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def server_cpu_s(pids: Sequence[int]) -> float:
-    """CPU seconds that the living threads of `pids` and of their children have run (`/proc/PID/task/*/schedstat`, in ns)."""
-    return sum(_cpu_ns(pid) for pid in pids) / 1e9
-
-
-def _cpu_ns(pid: int) -> int:
-    total = 0
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-            total += sum(_cpu_ns(int(child)) for child in (task / "children").read_text().split())
-        except (OSError, ProcessLookupError):
-            continue  # a thread that ended meanwhile
-    return total
 
 
 class Memory:
