@@ -85,7 +85,8 @@ class Writing(Steps):
                 self._blocks.drain(block)
                 answers.append(False)
             else:
-                block.unverified = unverified
+                if unverified:
+                    block.unverified = True
                 self._publish(block, now_ns)
                 block.dirty, block.passing = self._guarded and not (clean or block.near), passing or block.near
                 done.append(block)

@@ -30,7 +30,7 @@ class BoardTwin:
         """Live holds by number."""
         self.late: set[BlockKey] = set()
         """Keys that a reader begins to hold between the pool's last look and its withdrawal of them, which drops them from here."""
-        self._room = room
+        self.room = room
         self._last = 0
 
     # The pool's side
@@ -39,7 +39,7 @@ class BoardTwin:
         """See `Announcer`."""
         if block.key in self.records:
             raise LocalError(f"{block.key.hex()} was published twice")
-        if len(self.records) < self._room:
+        if len(self.records) < self.room:
             self.records[block.key] = Record(block.key, *block.location, block.expires_ns, block.unverified)
 
     def withdraw(self, key: BlockKey) -> bool:
