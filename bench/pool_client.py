@@ -15,9 +15,8 @@ import numpy as np
 from bench.peers.turns import BATCH, LARGE, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, check, take_turns
 from kvpool.block import BlockKey
 from kvpool.cli.bench.caller import Caller
-from kvpool.cli.bench.local import describe
+from kvpool.cli.bench.local import identify
 from kvpool.cli.bench.space import chain_of, space_of, stamp, stamped, tokens_of, wipe
-from kvpool.wire.fence import NodeIdentity
 
 SALT = b"bench.pool"
 TINY = 4096
@@ -31,9 +30,7 @@ class Chains:
 
     def __init__(self, address: str, reach: str, size: int, blocks: int, sets: int) -> None:
         space = space_of(size, salt=SALT)
-        told = describe(address)
-        self._node = (address, NodeIdentity(told.node_id, told.incarnation))
-        self.caller = Caller(address, space, reach)
+        self.caller = Caller(address, space, reach, nodes=[identify(address)])
         self._blocks, self._sets, self._space = blocks, sets, space
         self._rows = np.ones((blocks, size), np.uint8)
         self._chains = [chain_of(space, number, blocks) for number in range(sets)]
@@ -67,7 +64,7 @@ class Chains:
             self._puts = {i: chain_of(self._space, PUTS + i, self._blocks) for i in coming}
 
         def remove() -> None:
-            self.caller.forget([self._node], [key for chain in self._puts.values() for key in chain])
+            self.caller.forget([key for chain in self._puts.values() for key in chain])
 
         return Case(store, self._rows.nbytes, remove, prepare)
 

@@ -58,13 +58,14 @@ class Contestant:
         self.cases: Mapping[str, int] = {}
         """Bytes that one operation of each case moves."""
         self.servers: tuple[int, ...] = ()
-        self._spins = False
+        self.spins = False
+        """Whether it uses CPU while it is idle, so that it must be stopped between its turns."""
 
     def wait_ready(self) -> None:
         """Until it has said who it is. Raises `UnavailableError` with its last words when it can't take part."""
         told = self._answer(time.monotonic() + START_S)
         self.name, self.version, self.cases = told["name"], told["version"], told["cases"]
-        self.servers, self._spins = tuple(told["servers"]), bool(told.get("spins"))
+        self.servers, self.spins = tuple(told["servers"]), bool(told.get("spins"))
         self._rest()
 
     def turn(self, case: str, ops: int) -> Turn:
@@ -107,12 +108,12 @@ class Contestant:
         self._process.stdout.close()
 
     def _wake(self) -> None:
-        if self._spins:
+        if self.spins:
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def _rest(self) -> None:
         """Who spins while idle would take a core from the others."""
-        if self._spins:
+        if self.spins:
             os.killpg(self._process.pid, signal.SIGSTOP)
 
     def _answer(self, end: float) -> Any:
@@ -129,7 +130,8 @@ class Contestant:
                 raise DeadlineError(f"{self._command} took too long")
             more = os.read(self._process.stdout.fileno(), 1 << 20)
             if not more:
-                raise UnavailableError(" ".join(self._log.read_text(errors="replace").split())[-500:] or "it ended without a word")
+                words = self._log.read_text(errors="replace").strip().splitlines()
+                raise UnavailableError(words[-1] if words else "it ended without a word")
             self._unread += more
         line, self._unread = self._unread.split(b"\n", 1)
         return line

@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": ("kvpool.cli.verify", "Read every block and check its checksum."),
     "drain": ("kvpool.cli.drain", "Move all blocks of a node to others, so that it can be stopped."),
     "gc": ("kvpool.cli.gc", "End what has run out and give dead room back."),
+    "bench": ("kvpool.cli.bench.command", "Measure the pool on these machines beside what they can do."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }
 """Name -> (module, summary). Each module has a click command of that name."""

@@ -26,10 +26,20 @@ LIMIT_S = 10.0
 class Caller:
     """One client of `space` at `source` (a cluster's URL or addresses) by `reach`. Raises `UnavailableError` when it reaches no node.
 
-    `keys` are made ahead because hashing tokens isn't what is measured.
+    Keys are made ahead because hashing tokens isn't what is measured. `nodes` are those that are asked to `forget`.
     """
 
-    def __init__(self, source: str, space: Namespace, reach: str, *, copies: int | None = None, security: Security = PLAIN) -> None:
+    def __init__(
+        self,
+        source: str,
+        space: Namespace,
+        reach: str,
+        *,
+        nodes: Admin = (),
+        copies: int | None = None,
+        security: Security = PLAIN,
+    ) -> None:
+        self._nodes, self._security = nodes, security
         self._loop = asyncio.new_event_loop()
         try:
             opening = AsyncPoolClient.open(source, space, transport=reach, timeout_s=LIMIT_S, copies=copies, security=security)
@@ -69,9 +79,9 @@ class Caller:
         """How many leading blocks of `chain` the pool holds."""
         return self._run(self._pool.lookup(chain, timeout_s=LIMIT_S))
 
-    def forget(self, nodes: Admin, keys: Chain, security: Security = PLAIN) -> None:
-        """Have `nodes` remove blocks that this bench has stored."""
-        self._run(_evict(nodes, keys, security))
+    def forget(self, keys: Chain) -> None:
+        """Have the nodes remove blocks that this bench has stored. Raises `AccessError` for who mayn't."""
+        self._run(_evict(self._nodes, keys, self._security))
 
     def close(self) -> None:
         """Disconnect."""

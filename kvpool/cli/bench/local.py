@@ -13,6 +13,7 @@ from typing import Self
 from kvpool.cluster.child import KILL_WAIT_S, Child
 from kvpool.errors import UnavailableError
 from kvpool.request.pool import NodeDescription
+from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.pool_client import PoolRpc
 
@@ -35,8 +36,6 @@ class LocalNode:
         except BaseException:
             self.close()
             raise
-        told = describe(self.address)
-        self.identity = NodeIdentity(told.node_id, told.incarnation)
 
     @property
     def pid(self) -> int:
@@ -69,13 +68,14 @@ class LocalNode:
         raise UnavailableError(f"the node did not start: {self._log.read_text()[-2000:]}")
 
 
-def describe(address: str) -> NodeDescription:
-    """What the node at `address` says of itself. Raises `UnavailableError`, `DeadlineError`."""
-    return asyncio.run(_describe(address))
+def identify(address: str, security: Security = PLAIN) -> tuple[str, NodeIdentity]:
+    """`address` and who serves there now. Raises `UnavailableError`, `DeadlineError`, `AccessError`."""
+    told = asyncio.run(_describe(address, security))
+    return address, NodeIdentity(told.node_id, told.incarnation)
 
 
-async def _describe(address: str) -> NodeDescription:
-    rpc = PoolRpc(address)
+async def _describe(address: str, security: Security) -> NodeDescription:
+    rpc = PoolRpc(address, security=security)
     try:
         return await rpc.describe(_ASK_S)
     finally:

@@ -1,0 +1,85 @@
+"""Running `kvpool bench pool`: who is measured, in which order; nothing is left behind."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.cli.admin import choose_nodes, open_members
+from kvpool.cli.bench.caller import Admin, Caller
+from kvpool.cli.bench.limits import memcpy, raw_tcp
+from kvpool.cli.bench.local import LocalNode, identify
+from kvpool.cli.bench.measure import Case, Measured, take_turns
+from kvpool.cli.bench.plan import PoolCases, Shape, room, yardsticks
+from kvpool.cli.bench.space import space_of
+from kvpool.cli.credentials import security
+from kvpool.cli.state import find_cluster
+from kvpool.errors import KvpoolError, UnavailableError
+from kvpool.units import MIB
+
+_SPARE_S = 600.0
+"""What is written lives this much longer than the run is to take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """All cases, the ways that lead nowhere and why, and the room that the run took at most."""
+
+    measured: Sequence[Measured]
+    unreachable: dict[str, str]
+    room_bytes: int
+
+    def rows(self, shape: Shape) -> list[dict[str, Any]]:
+        """The cases of one shape for programs, each with its speed beside the yardsticks', by the p50s."""
+        rows = [one.as_json() for one in self.measured if (one.case.size, one.case.batch) == (shape.size, shape.batch)]
+        times = {(row["way"], row["op"]): row["p50_us"] for row in rows}
+        for row in rows:
+            for yard, key in (("memcpy", "over_memcpy"), ("raw tcp", "over_raw_tcp")):
+                row[key] = times[yard, row["op"]] / row["p50_us"]
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        shapes = dict.fromkeys(Shape(one.case.size, one.case.batch) for one in self.measured)
+        cases = [row for shape in shapes for row in self.rows(shape)]
+        return {"cases": cases, "unreachable": self.unreachable, "room_bytes": self.room_bytes}
+
+
+def run_local(shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
+    """On a node of its own."""
+    with LocalNode(2 * room(shapes) + 256 * MIB) as node:
+        return _run(node.address, [identify(node.address)], (node.pid,), shapes, reaches, seconds)
+
+
+def run_on_cluster(cluster: str | None, shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
+    """On the cluster at a URL, or the local one."""
+    nodes = choose_nodes(open_members(cluster), None)
+    return _run(find_cluster(cluster), [identify(node.address, security()) for node in nodes], (), shapes, reaches, seconds)
+
+
+def _run(source: str, nodes: Admin, servers: tuple[int, ...], shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
+    most = max(shape.nbytes for shape in shapes)
+    ttl_s = _SPARE_S + 2 * seconds * len(shapes) * (2 + len(reaches)) * 2
+    spaces = {shape.size: space_of(shape.size) for shape in shapes}
+    with ExitStack() as stack:
+        copying, raw = stack.enter_context(memcpy(most)), stack.enter_context(raw_tcp(most))
+        cases: dict[Shape, list[Case]] = {shape: yardsticks(shape, copying, raw) for shape in shapes}
+        unreachable: dict[str, str] = {}
+        for reach in reaches:
+            try:
+                callers = {
+                    size: stack.enter_context(Caller(source, space, reach, nodes=nodes, security=security()))
+                    for size, space in spaces.items()
+                }
+            except KvpoolError as error:
+                unreachable[reach] = str(error)
+                continue
+            for shape in shapes:
+                one = PoolCases(reach, shape, callers[shape.size], ttl_s, servers)
+                stack.callback(one.remove)
+                one.fill()
+                cases[shape] += one.cases()
+        if len(unreachable) == len(reaches):
+            raise UnavailableError(f"the pool can't be reached from here: {'; '.join(f'{way}: {why}' for way, why in unreachable.items())}")
+        measured = [one for shape in shapes for one in take_turns(cases[shape], seconds)]
+    return Outcome(measured=measured, unreachable=unreachable, room_bytes=room(shapes))
