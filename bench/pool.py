@@ -33,6 +33,11 @@ OPS = {
 """Operations of a turn."""
 IDLE_S, SPIN_S = 10.0, 2.0
 YARDSTICKS = {kind: (sys.executable, "-m", "bench.pool_limits", kind) for kind in ("memcpy", "raw tcp")}
+CLIENTS = {
+    "kvpool shm": ("--reach", "shm"),
+    "kvpool shm checked": ("--reach", "shm", "--checksums", "always"),
+    "kvpool tcp": ("--reach", "tcp"),
+}
 
 
 def client(node: LocalNode, name: str, *flags: str) -> Sequence[str]:
@@ -54,7 +59,7 @@ def play(contestants: Sequence[Contestant], rounds: int) -> dict[tuple[str, str]
 
 
 def idle_cores(contestants: Sequence[Contestant]) -> dict[str, float]:
-    """Cores that who serves each contestant uses while all are connected and nobody asks; each one that spins has the machine for itself."""
+    """Cores that who serves each contestant uses while all are connected and nobody asks; one that spins has the machine for itself."""
     found = _idle([one for one in contestants if not one.spins], IDLE_S)
     for one in contestants:
         if one.spins:
@@ -89,8 +94,8 @@ def main(peers: bool, rounds: int, as_json: bool) -> None:
     rivals = {name: peer.command for name, peer in PEERS.items() if peers and name not in absent}
     with tempfile.TemporaryDirectory(prefix="bench-pool-") as directory, LocalNode(4 * GIB) as node:
         logs = Path(directory)
-        reaches = {f"kvpool {reach}": client(node, f"kvpool {reach}", "--reach", reach) for reach in ("shm", "tcp")}
-        with started({**YARDSTICKS, **reaches, **rivals}, logs) as (there, failed):
+        ours = {name: client(node, name, *flags) for name, flags in CLIENTS.items()}
+        with started({**YARDSTICKS, **ours, **rivals}, logs) as (there, failed):
             absent |= failed
             idle = idle_cores(there)
             results = Results(play(there, rounds), {case: n for one in there for case, n in one.cases.items()}, idle)

@@ -17,6 +17,7 @@ from kvpool.block import BlockKey
 from kvpool.cli.bench.caller import Caller
 from kvpool.cli.bench.local import identify
 from kvpool.cli.bench.space import chain_of, space_of, stamp, stamped, tokens_of, wipe
+from kvpool.client.core import Checksums
 
 SALT = b"bench.pool"
 TINY = 4096
@@ -28,9 +29,9 @@ PUTS = 1 << 20
 class Chains:
     """Cases about chains of `blocks` blocks of `size` bytes: `sets` of them are stored and take turns to be read."""
 
-    def __init__(self, address: str, reach: str, size: int, blocks: int, sets: int) -> None:
+    def __init__(self, address: str, reach: str, checksums: Checksums, size: int, blocks: int, sets: int) -> None:
         space = space_of(size, salt=SALT)
-        self.caller = Caller(address, space, reach, nodes=[identify(address)])
+        self.caller = Caller(address, space, reach, nodes=[identify(address)], checksums=checksums)
         self._blocks, self._sets, self._space = blocks, sets, space
         self._rows = np.ones((blocks, size), np.uint8)
         self._chains = [chain_of(space, number, blocks) for number in range(sets)]
@@ -68,6 +69,14 @@ class Chains:
 
         return Case(store, self._rows.nbytes, remove, prepare)
 
+    def views(self) -> Case:
+        """Look at a chain without copying it."""
+
+        def look(i: int) -> None:
+            check(self.caller.view(self._chains[i % self._sets]) == self._blocks, f"view {i}")
+
+        return Case(look)
+
     def probes(self, *, hashed: bool = False) -> Case:
         """Ask how much of a chain is there."""
 
@@ -83,13 +92,14 @@ class Chains:
 @click.argument("node_pid", type=int)
 @click.option("--reach", required=True)
 @click.option("--name", required=True, help="What to be called.")
+@click.option("--checksums", default="wire", type=click.Choice(["wire", "always"]))
 @click.option("--crowd", is_flag=True, help="Only the case that many clients do at once.")
-def main(address: str, node_pid: int, reach: str, name: str, crowd: bool) -> None:
+def main(address: str, node_pid: int, reach: str, name: str, checksums: Checksums, crowd: bool) -> None:
     """Take turns as a client of the node at ADDRESS, whose process is NODE_PID."""
     with ExitStack() as stack:
 
         def chains(size: int, blocks: int, sets: int) -> Chains:
-            made = Chains(address, reach, size, blocks, sets)
+            made = Chains(address, reach, checksums, size, blocks, sets)
             stack.callback(made.caller.close)
             return made
 
@@ -107,6 +117,8 @@ def main(address: str, node_pid: int, reach: str, name: str, crowd: bool) -> Non
                 "probe512": probed.probes(),
                 "probe512_hashed": probed.probes(hashed=True),
             }
+            if reach == "shm":
+                cases["view_32"] = batch.views()
         take_turns(name, version("kvpool"), cases, [node_pid])
 
 

@@ -3,18 +3,21 @@
 Alone, the call that is under way must end soon, with fewer blocks. With a second copy it must end with all of them.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from kvpool.cli.bench.caller import Caller
+from kvpool.block import BlockKey, Namespace
 from kvpool.cli.bench.local import LocalNode
-from kvpool.cli.bench.space import chain_of, space_of, stamp, stamped, wipe
-from kvpool.units import MIB
+from kvpool.cli.bench.space import BLOCK_TOKENS, Rows, chain_of, space_of, stamp, stamped, wipe
+from kvpool.client import AsyncPoolClient
+from kvpool.errors import UnavailableError
+from kvpool.units import MIB, SECOND
 
 BLOCKS = 32
 _BEFORE_S = 0.5
@@ -28,6 +31,44 @@ class Call(NamedTuple):
     end: float
     blocks: int
     right: bool
+
+
+class _Client:
+    """As a worker: the client of an event loop, which here runs only while it is asked."""
+
+    def __init__(self, source: str, space: Namespace, reach: str, copies: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pool = self._loop.run_until_complete(AsyncPoolClient.open(source, space, transport=reach, copies=copies))
+
+    def put(self, chain: Sequence[BlockKey], rows: Rows) -> None:
+        """Store a chain."""
+
+        def fill(index: int, payload: Rows) -> None:
+            payload[:] = rows[index]
+
+        counts = [BLOCK_TOKENS] * len(chain)
+        held = self._loop.run_until_complete(self._pool.store(chain, 0, counts, fill, deadline_ns=_deadline_ns()))
+        if held != len(chain) or self._pool.under_replicated:
+            raise UnavailableError(f"only {held} of {len(chain)} blocks were stored, {self._pool.under_replicated} copies are missing")
+
+    def get(self, chain: Sequence[BlockKey], rows: Rows) -> int:
+        """Read its leading blocks; how many."""
+        return self._loop.run_until_complete(self._pool.load_into(chain, 0, list(rows), deadline_ns=_deadline_ns()))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._loop.run_until_complete(self._pool.close())
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _deadline_ns() -> int:
+    return time.monotonic_ns() + 10 * SECOND
 
 
 def measure(reach: str) -> dict[str, object]:
@@ -52,9 +93,9 @@ def _calls(reach: str, nodes: int, victim: int) -> tuple[float, Sequence[Call]]:
     with ExitStack() as stack:
         pool = [stack.enter_context(LocalNode(256 * MIB)) for _ in range(nodes)]
         space = space_of(MIB)
-        caller = stack.enter_context(Caller(",".join(node.address for node in pool), space, reach, copies=nodes))
+        client = stack.enter_context(_Client(",".join(node.address for node in pool), space, reach, nodes))
         chain, rows = chain_of(space, 0, BLOCKS), np.ones((BLOCKS, MIB), np.uint8)
-        caller.put(chain, stamp(rows, 0))
+        client.put(chain, stamp(rows, 0))
         killed: list[float] = []
 
         def kill() -> None:
@@ -67,7 +108,7 @@ def _calls(reach: str, nodes: int, victim: int) -> tuple[float, Sequence[Call]]:
         while not killed or time.monotonic() < killed[0] + _AFTER_S:
             wipe(rows)
             start = time.monotonic()
-            got = caller.get(chain, rows)
+            got = client.get(chain, rows)
             calls.append(Call(start, time.monotonic(), got, stamped(rows[:got], 0)))
         timer.join()
         return killed[0], calls
