@@ -130,7 +130,8 @@ class Balancer:
         self._connected = connected
         self._settings = settings
         self._rate: int | None = None
-        self._draining_ns: int | None = None
+        self._told_ns: int | None = None
+        self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._now: _Round | None = None
         self._last: _Round | None = None
@@ -148,9 +149,13 @@ class Balancer:
 
     @property
     def closed(self) -> bool:
-        """Whether this node takes no more writes: it drains, and writers have had time to know."""
-        since_ns = self._draining_ns
-        return since_ns is not None and self._clock.now_ns() - since_ns >= _QUIET_S * SECOND
+        """Whether this node takes no more writes: it drains, and everybody has had time to know, for the store has told so for a while.
+
+        Nobody learns of a drain while the store is away, so such a drain goes on until it is back.
+        """
+        if self.state is NodeState.DRAINING and not self._closed:
+            self._note_told(self._links.nodes())
+        return self._closed
 
     def start(self, standing: Standing) -> None:
         """The node has joined: begin to go round."""
@@ -171,10 +176,9 @@ class Balancer:
         self._rate = bytes_per_s or None
         self._pace(self._links.config)
         if not cancel:
-            self._draining_ns = self._draining_ns or self._clock.now_ns()
             self._standing.change(NodeState.DRAINING)
         elif self._standing.state is NodeState.DRAINING:
-            self._draining_ns = None
+            self._told_ns, self._closed = None, False
             self._standing.change(NodeState.ACTIVE)
 
     def left_for(self, node: NodeIdentity) -> int | None:
@@ -410,11 +414,22 @@ class Balancer:
 
     def _look(self) -> Situation:
         refs = self._links.nodes()
+        if self.state is NodeState.DRAINING:
+            self._note_told(refs)
         lives = tuple(NodeIdentity(ref.node_id, ref.incarnation) for ref in refs)
         placed = tuple(
             ref.placed._replace(state=self.state) if ref.node_id == self._me and self._behind(ref) else ref.placed for ref in refs
         )
         return Situation(lives, placed, self._links.config)
+
+    def _note_told(self, refs: Sequence[NodeRef]) -> None:
+        """Notice since when the store, which answers, says that this node drains."""
+        now_ns = self._clock.now_ns()
+        told = self._connected() and any(ref.node_id == self._me and not self._behind(ref) for ref in refs)
+        self._told_ns = (self._told_ns or now_ns) if told else None
+        if not self._closed and self._told_ns is not None and now_ns - self._told_ns >= _QUIET_S * SECOND:
+            self._closed = True
+            self._given.clear()  # who didn't know may have let go of what it was given: for this node, the owner
 
     def _behind(self, ref: NodeRef) -> bool:
         """Whether the view tells of a state of this node that is over."""

@@ -10,6 +10,7 @@ import pytest
 
 from kvpool.node.inventory import Inventory
 from kvpool.node.opening import TierConfig
+from kvpool.policy.placement import NodeState
 from kvpool.request.admin import Balance
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.tier.contract import Record
@@ -104,6 +105,26 @@ async def test_drain_is_not_done_before_the_last_writer_is(cluster: Cluster) -> 
     finally:
         await rpc.close()
         await admin.close()
+
+
+async def test_drain_that_nobody_can_learn_of_goes_on_until_the_store_is_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything may have been copied by then, but readers would still look for it where it was, and writers bring more."""
+    await cluster.open(2)
+    chains = cluster.chains(4, EXTENT_BLOCKS)
+    await cluster.store(chains)
+    away = True
+    membership = cluster.membership(FIRST)
+    monkeypatch.setattr(type(membership), "connected", property(lambda self: not (away and self is membership)))
+    drain = asyncio.create_task(cluster.drain(FIRST))
+    side = cluster.side(cluster.nodes[FIRST])
+    await asyncio.sleep(1.5)
+    assert side.balancer.report().state is NodeState.DRAINING
+    assert not side.balancer.closed
+    assert not drain.done()
+    away = False
+    assert (await drain).settled
+    assert side.balancer.closed
+    assert all(SECOND_NODE in cluster.holders(key) for chain in chains for key in chain)
 
 
 async def test_ttl_runs_while_a_block_waits_for_its_turn_to_be_pushed(cluster: Cluster) -> None:
