@@ -10,6 +10,7 @@ the middle of that, and another one comes.
     reader   a copy is taken without a second look at the generation
     hold     a hold is taken without a second look at the generation
     owner    bytes are given away though somebody holds them
+    order    the owner looks at holds first and withdraws then
 """
 
 import argparse
@@ -34,7 +35,7 @@ import numpy.typing as npt
 from kvpool.block import BlockKey
 from kvpool.tier.board import Board, BoardReader, Cell, Found, Hold, Place
 
-SABOTAGES: Final = ("", "reader", "hold", "owner")
+SABOTAGES: Final = ("", "reader", "hold", "owner", "order")
 NODE: Final = "b0" * 16
 INCARNATION: Final = 7
 _WORDS: Final = 2048  # of 8 bytes, an extent
@@ -58,7 +59,7 @@ _ALL_KEYS: Final = [key_of(number) for number in range(_KEYS)]
 
 @dataclass(kw_only=True)
 class Tally:
-    """What happened. `wrong` must stay 0; `caught_s` is when it didn't, seconds from the start."""
+    """What happened. `wrong` must stay 0; `caught_s` is when it didn't, seconds after all readers had been started."""
 
     sabotage: str
     readers: int
@@ -77,12 +78,12 @@ class Tally:
 
 
 class Owner:
-    """Publishes, withdraws, moves and overwrites. `is_blind`: gives bytes away whoever holds them."""
+    """Publishes, withdraws, moves and overwrites; one of the sabotages may be its own."""
 
-    def __init__(self, board: Board, arena: Words, chance: random.Random, *, is_blind: bool) -> None:
+    def __init__(self, board: Board, arena: Words, chance: random.Random, sabotage: str) -> None:
         self.board = board
         self.done: Counter[str] = Counter()
-        self._arena, self._chance, self._is_blind = arena, chance, is_blind
+        self._arena, self._chance, self._sabotage = arena, chance, sabotage
         self._free = list(range(_EXTENTS))
         self._where: dict[int, tuple[int, int]] = {}
         self._doomed: dict[int, list[int]] = {}
@@ -140,11 +141,16 @@ class Owner:
     def _withdraw(self, number: int) -> bool:
         """Whether its bytes are nobody's now; else they are doomed."""
         extent, _ = self._where.pop(number)
-        if self.board.withdraw(_ALL_KEYS[number]) and not self._is_blind:
+        if self._is_doomed(_ALL_KEYS[number]):
             self._doomed.setdefault(number, []).append(extent)
             self.done["doomed"] += 1
             return False
         return True
+
+    def _is_doomed(self, key: BlockKey) -> bool:
+        before = self._sabotage == "order" and self.board.held(key)
+        after = self.board.withdraw(key)
+        return before if self._sabotage == "order" else after and self._sabotage != "owner"
 
     def _drain(self, number: int) -> None:
         if not self.board.held(_ALL_KEYS[number]):
@@ -255,29 +261,29 @@ class Reader:
 class _Child:
     """A reading process and its cell."""
 
-    def __init__(self, board: Board, arena_fd: int, seed: int, seconds: float, sabotage: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "kvpool.testing.board_proof", "--seconds", str(seconds), "--sabotage", sabotage]
-        command += ["--seed", str(seed), "--reader", str(theirs.fileno())]
-        with ours, theirs:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
-            theirs.close()
-            ours.settimeout(_START_S)
-            socket.send_fds(ours, [b"board"], [board.read_fd, arena_fd])
-            cell = socket.recv_fds(ours, 16, 1)[1][0]
-            self.number = board.attach(cell)
-            os.close(cell)
-            ours.send(b"go")
+    def __init__(self, board: Board, arena_fd: int, seed: int, sabotage: str) -> None:
         self._board = board
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "kvpool.testing.board_proof", "--sabotage", sabotage, "--seed", str(seed)]
+        with theirs:
+            command += ["--reader", str(theirs.fileno())]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
+        self._line.settimeout(_START_S)
+        socket.send_fds(self._line, [b"board"], [board.read_fd, arena_fd])
+        cell = socket.recv_fds(self._line, 16, 1)[1][0]
+        self.number = board.attach(cell)
+        os.close(cell)
+        self._line.send(b"go")
 
     def ended(self) -> bool:
         """Whether it has said what it found."""
         return bool(self.process.stdout and select.select([self.process.stdout], [], [], 0)[0])
 
     def end(self, *, kill: bool = False) -> Counter[str]:
-        """What it found; nothing when it is killed. Its holds are gone."""
+        """Tell it to end; what it found. Killed, it says nothing. Its holds are gone."""
         if kill:
             self.process.kill()
+        self._line.close()
         try:
             said = self.process.communicate(timeout=_GRACE_S)[0]
         finally:
@@ -293,11 +299,12 @@ def prove(seconds: float, readers: int = 4, sabotage: str = "", seed: int = 1) -
     os.ftruncate(arena_fd, _WORDS * 8 * _EXTENTS)
     arena: Words = np.frombuffer(mmap.mmap(arena_fd, 0), np.uint64)
     board = Board.create(NODE, INCARNATION, max_blocks=4 * _EXTENTS, capacity=1 << 30)
-    owner = Owner(board, arena, random.Random(seed), is_blind=sabotage == "owner")
+    owner = Owner(board, arena, random.Random(seed), sabotage)
+    for _ in range(10 * _KEYS):
+        owner.step()
+    children = [_Child(board, arena_fd, seed + number, sabotage) for number in range(readers)]
     started = time.monotonic()
-    until = started + seconds
-    children = [_Child(board, arena_fd, seed + number, seconds, sabotage) for number in range(readers)]
-    killing_s = started + _KILL_S
+    until, killing_s = started + seconds, started + _KILL_S
     try:
         while (now := time.monotonic()) < until and not any(child.ended() for child in children):
             for _ in range(200):
@@ -307,7 +314,7 @@ def prove(seconds: float, readers: int = 4, sabotage: str = "", seed: int = 1) -
                 killing_s = now + _KILL_S
                 children.pop(0).end(kill=True)
                 tally.killed += 1
-                children.append(_Child(board, arena_fd, seed + readers + tally.killed, until - now, sabotage))
+                children.append(_Child(board, arena_fd, seed + readers + tally.killed, sabotage))
         tally.seconds = time.monotonic() - started
         while children:
             tally.done += children.pop().end()
@@ -324,21 +331,21 @@ def prove(seconds: float, readers: int = 4, sabotage: str = "", seed: int = 1) -
     return tally
 
 
-def _read(descriptor: int, seconds: float, sabotage: str, seed: int) -> None:
-    """The reading process: until its time is over, the board has retired, or something was wrong."""
+def _read(descriptor: int, sabotage: str, seed: int) -> None:
+    """The reading process: until it is told to end, or something was wrong."""
     with socket.socket(fileno=descriptor) as owner:
         owner.settimeout(_START_S)
         board_fd, arena_fd = socket.recv_fds(owner, 16, 2)[1]
         cell = Cell.create()
         socket.send_fds(owner, [b"cell"], [cell.fd])
         owner.recv(16)
-    arena: Words = np.frombuffer(mmap.mmap(arena_fd, 0, prot=mmap.PROT_READ), np.uint64)
-    copier = (_Blind if sabotage == "reader" else BoardReader)(board_fd, cell, NODE, INCARNATION)
-    holder = (_Blind if sabotage == "hold" else BoardReader)(board_fd, cell, NODE, INCARNATION)
-    reader = Reader(copier, holder, arena, random.Random(seed))
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not reader.done["wrong"] and copier.live:
-        reader.step()
+        arena: Words = np.frombuffer(mmap.mmap(arena_fd, 0, prot=mmap.PROT_READ), np.uint64)
+        copier = (_Blind if sabotage == "reader" else BoardReader)(board_fd, cell, NODE, INCARNATION)
+        holder = (_Blind if sabotage == "hold" else BoardReader)(board_fd, cell, NODE, INCARNATION)
+        reader = Reader(copier, holder, arena, random.Random(seed))
+        while not reader.done["wrong"] and not select.select([owner], [], [], 0)[0]:
+            for _ in range(50):
+                reader.step()
     reader.finish()
     print(json.dumps(reader.done), flush=True)
 
@@ -355,7 +362,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.reader is not None:
         with suppress(KeyboardInterrupt):
-            _read(args.reader, args.seconds, args.sabotage, args.seed)
+            _read(args.reader, args.sabotage, args.seed)
         return
     tally = prove(args.seconds, args.readers, args.sabotage, args.seed)
     if args.json:

@@ -11,7 +11,7 @@ from typing import Final, Self
 import numpy as np
 
 from kvpool.block import BlockKey
-from kvpool.errors import ClosedError
+from kvpool.errors import ClosedError, ConfigError
 from kvpool.tier.board.cells import Cells
 from kvpool.tier.board.layout import (
     BUCKET_SLOTS,
@@ -20,6 +20,7 @@ from kvpool.tier.board.layout import (
     LANE_FLIP,
     LENGTH_BITS,
     NEVER,
+    NO_TAG,
     RECORD_BYTES,
     STATE_WORD,
     TAG_MASK,
@@ -63,7 +64,8 @@ class Board:
         self._bytes = memoryview(mapping)
         self._words = self._bytes.cast("Q")
         self._records = np.frombuffer(mapping, np.uint64, shape.slots * _RECORD_WORDS, shape.records_at).reshape(-1, _RECORD_WORDS)
-        self._tags = self._bytes[shape.tags_at :].cast("H")
+        self._tags = self._bytes[shape.tags_at : shape.records_at].cast("H")
+        np.frombuffer(self._tags, np.uint16)[:] = NO_TAG
         self._first = shape.records_at // WORD
         self._mask = shape.buckets - 1
         self._used = bytearray(shape.buckets)
@@ -94,8 +96,11 @@ class Board:
     def publish(self, key: BlockKey, offset: int, length: int, *, expires_ns: int = 0, flags: int = 0) -> bool:
         """Readers find this block from now on; its bytes are in place. `expires_ns`: monotonic, 0 never.
 
-        A key that is here already is replaced. False when both its buckets are full: then readers just don't find it here.
+        A key that is here already is replaced. False when both its buckets are full: then readers just don't find it here. Raises
+        `ConfigError` for 2**48 bytes and more, `ClosedError`.
         """
+        if length >> LENGTH_BITS:
+            raise ConfigError(f"a block of {length} bytes is longer than a board can say")
         words, fields = self._words, KEY.unpack(key)
         slot = self._slots.get(key)
         if slot is None:
@@ -122,7 +127,7 @@ class Board:
         if slot is None:
             return False
         self._words[self._first + slot * _RECORD_WORDS] += 1
-        self._tags[slot ^ LANE_FLIP] = 0
+        self._tags[slot ^ LANE_FLIP] = NO_TAG
         self._fence()
         if self._cells.hold(slot):
             self._doomed.setdefault(key, []).append(slot)

@@ -57,7 +57,7 @@ class Found:
     def flags(self) -> Words:
         """`Flag`s, uint64 `[n]`."""
         flags = self._heads[:, _LENGTH] >> _SHIFT
-        return flags if ORDERED else flags | np.uint64(UNORDERED)
+        return flags | np.uint64(UNORDERED) if UNORDERED else flags
 
     def put(self, index: int, place: Place) -> None:
         """The reader's last word on one of them, before it hands this out."""

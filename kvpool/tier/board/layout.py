@@ -13,9 +13,9 @@ A board never leaves its host, so all words are 8 bytes in the host's byte order
         64      8  crc32c of bytes 0..64
        128      8  state: 1 live, 2 retired; changes, so outside the checksum
 
-Tags: one word a bucket, four lanes of 16 bits, one for each slot of the bucket, lane 0 in the high bits. A lane holds the low 15 bits of
-its key's first word; a lane of an empty slot is 0. So one word tells where of four a key may be, and the top bit of a lane is free for
-finding it: `(0x8000.. - (word ^ tag in each lane)) & 0x8000..` has a bit set for each lane that is equal, without a borrow between lanes.
+Tags: one word a bucket, four lanes of 16 bits, one for each slot of the bucket, lane 0 in the high bits. A lane holds the low 14 bits of
+its key's first word; 0x4000 while nobody can find the slot. So one word tells where of four a key may be, and the top bit of a lane is free
+for finding it: `(0x8000.. - (word ^ tag in each lane)) & 0x8000..` has a bit set for each equal lane, without a borrow between lanes.
 
 Records: 64 bytes, one cache line each; slot `4 * bucket + lane`:
 
@@ -50,7 +50,8 @@ MIN_BLOCK_BYTES: Final = 8192
 """Smaller blocks than this are not planned for: an arena full of them would have some that are not on its board."""
 
 STATE_WORD: Final = 16
-TAG_MASK: Final = 0x7FFF
+TAG_MASK: Final = 0x3FFF
+NO_TAG: Final = 0x4000
 LANES: Final = 0x0001_0001_0001_0001
 HITS: Final = 0x8000_8000_8000_8000
 LENGTH_BITS: Final = 48

@@ -1,7 +1,7 @@
 """Finding blocks on another process's board without asking it.
 
 Theory (order: `order.py`). All keys at once: the words of tags at both buckets of each key, the lanes that match, a slot a key, the slots'
-generations, their records, their generations again. A tag is 15 bits, so one key in some thousand has a wrong lane that matches first; its
+generations, their records, their generations again. A tag is 14 bits, so one key in some thousand has a wrong lane that matches first; its
 record has another key then, and it is looked up alone, lane by lane.
 """
 
@@ -151,9 +151,9 @@ class BoardReader:
     def hold(self, found: Found, count: int) -> Hold | None:
         """Keep the first `count` blocks where they are until the hold is released; they must be present.
 
-        None, and then nothing is held, when one has changed, the cell is full, or there is none.
+        None, and then nothing is held: one has changed or isn't present, the cell is full, or there is none.
         """
-        if self._cell is None or count > found.leading():
+        if self._cell is None or not 1 <= count <= found.leading():
             return None
         hold = self._cell.hold(found.slots[:count])
         if hold is None:
