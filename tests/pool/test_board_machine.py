@@ -141,10 +141,14 @@ class BoardMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted([*self.writing, *self.slabs])))
         self.settle()
+        self.pool.tick(self.now)
+        free = self.pool.books().free
         alive = lease_id in self.writing or lease_id in self.slabs
         assert self.pool.release(lease_id, self.now) == alive
-        self.writing.pop(lease_id, None)
-        self.slabs.pop(lease_id, None)
+        given = [span for span, _ in self.writing.pop(lease_id, (0, {}))[1].values()]
+        if lease_id in self.slabs:
+            given.append(self.slabs.pop(lease_id)[1])
+        assert self.pool.books().free - free == sum(length for _, length in given)
 
     @rule(nbytes=st.integers(1, 900), lease=st.integers(1, 40), late=st.sets(BLOCKS, max_size=3))
     def slab(self, nbytes: int, lease: int, late: set[int]) -> None:
@@ -226,8 +230,11 @@ class BoardMachine(RuleBasedStateMachine):
         self.pool.touch([KEYS[block] for block in blocks], self.now)
         assert self.pool.counters()["hits"] - before == sum(self.pool.locate(KEYS[block]) is not None for block in blocks)
 
-    @rule(block=BLOCKS, late=st.booleans())
-    def discard(self, block: int, late: bool) -> None:
+    @rule(block=BLOCKS, late=st.booleans(), leased=st.booleans())
+    def discard(self, block: int, late: bool, leased: bool) -> None:
+        if leased:
+            self.acquire([block], 1)
+            self.hold(block)
         self.begin_late({block} if late else set())
         self.pool.discard(KEYS[block])
         self.note_late()
