@@ -170,10 +170,6 @@ class Cluster:
         """Of a node's cluster side."""
         return self.side(self.nodes[node_id]).counted()
 
-    def membership(self, node_id: str) -> Membership:
-        """By which a node knows the others."""
-        return self._memberships[node_id]
-
     @staticmethod
     def pool(node: PoolNode) -> PoolState:
         """A node's core."""

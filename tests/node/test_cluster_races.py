@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvpool.cluster.memory import MemoryStore
 from kvpool.node.inventory import Inventory
 from kvpool.node.opening import TierConfig
 from kvpool.policy.placement import NodeState
@@ -107,23 +108,22 @@ async def test_drain_is_not_done_before_the_last_writer_is(cluster: Cluster) -> 
         await admin.close()
 
 
-async def test_drain_that_nobody_can_learn_of_goes_on_until_the_store_is_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_that_nobody_can_learn_of_goes_on_until_the_store_is_back(cluster: Cluster) -> None:
     """Everything may have been copied by then, but readers would still look for it where it was, and writers bring more."""
     await cluster.open(2)
     chains = cluster.chains(4, EXTENT_BLOCKS)
     await cluster.store(chains)
-    away = True
-    membership = cluster.membership(FIRST)
-    monkeypatch.setattr(type(membership), "connected", property(lambda self: not (away and self is membership)))
+    store = MemoryStore.named(cluster.name)
+    store.go_down()
     drain = asyncio.create_task(cluster.drain(FIRST))
     side = cluster.side(cluster.nodes[FIRST])
     await asyncio.sleep(1.5)
     assert side.balancer.report().state is NodeState.DRAINING
     assert not side.balancer.closed
     assert not drain.done()
-    away = False
+    store.come_back(emptied=False)
     assert (await drain).settled
-    assert side.balancer.closed
+    assert cluster.side(cluster.nodes[FIRST]).balancer.closed
     assert all(SECOND_NODE in cluster.holders(key) for chain in chains for key in chain)
 
 
