@@ -34,7 +34,7 @@ class Round:
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--transport", default="auto", show_default=True, type=click.Choice(["auto", "shm", "ucx", "grpc"]))
+@click.option("--transport", default="auto", show_default=True, type=click.Choice(["auto", "shm", "ucx", "tcp", "grpc"]))
 @click.option("--max-tokens", default=16, show_default=True)
 @click.option("--resident", is_flag=True, help="Let workers keep KV of finished requests instead of loading from the pool.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")

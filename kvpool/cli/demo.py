@@ -27,7 +27,7 @@ _PLAIN_WIDTH = 130
 @click.command()
 @click.option("--model", default="smollm2", show_default=True, help="smollm2, a Hugging Face directory or a .gguf file.")
 @click.option("--max-tokens", default=48, show_default=True, help="Tokens per answer.")
-@click.option("--transport", default="auto", show_default=True, type=click.Choice(["auto", "shm", "ucx", "grpc"]))
+@click.option("--transport", default="auto", show_default=True, type=click.Choice(["auto", "shm", "ucx", "tcp", "grpc"]))
 @click.option("--document", type=click.File("r"), default=str(DOCUMENT), help="Text the conversation is about.")
 @click.option("--ray", default=None, type=click.Choice(["local"]), help="Let Ray place the processes.")
 def demo(model: str, max_tokens: int, transport: str, document: Any, ray: str | None) -> None:

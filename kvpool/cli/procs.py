@@ -13,7 +13,7 @@ from kvpool.errors import ConfigError
 from kvpool.units import GIB, MIB
 
 MAX_PROCESSES_PER_ROLE = 64
-TRANSPORTS = ("auto", "shm", "ucx", "grpc")
+TRANSPORTS = ("auto", "shm", "ucx", "tcp", "grpc")
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -169,5 +169,5 @@ def router_json(report: RouterReport) -> dict[str, Any]:
 
 def offers(node: NodeDescription) -> list[str]:
     """Names of the reaches a node offers."""
-    named = {"shm": node.shm is not None, "ucx": node.ucx is not None, "grpc": node.grpc_data}
+    named = {"shm": node.shm is not None, "ucx": node.ucx is not None, "tcp": node.tcp is not None, "grpc": node.grpc_data}
     return [name for name, offered in named.items() if offered]

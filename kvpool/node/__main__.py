@@ -31,6 +31,7 @@ from kvpool.wire.guard import Guard
 @click.option("--capacity", default="1GiB", show_default=True, help="Bytes of memory to pool.")
 @click.option("--id", "node_id", default=None, help="Identity, 32 hex digits; a new one by default.")
 @click.option("--offer", default=None, help=f"Ways to reach the bytes, of {','.join(OFFERS)}; all that work here by default.")
+@click.option("--tcp-listen", default="", help="Address of the TCP data plane; any free port of --listen's host by default.")
 @click.option("--arena-dir", default="/dev/shm", show_default=True, type=click.Path(path_type=Path), help="Where shared memory is made.")
 @click.option("--arena", "arena_path", default=None, type=click.Path(path_type=Path), help="A file or memory device (/dev/dax0.0) instead.")
 @click.option("--lock-memory", is_flag=True, help="Ask for memory that is never swapped out.")
@@ -59,6 +60,7 @@ def main(
     capacity: str,
     node_id: str | None,
     offer: str | None,
+    tcp_listen: str,
     arena_dir: Path,
     arena_path: Path | None,
     lock_memory: bool,
@@ -71,6 +73,7 @@ def main(
     try:
         config = NodeConfig(
             listen=listen,
+            tcp_listen=tcp_listen,
             capacity_bytes=parse_size(capacity),
             offers=None if offer is None else tuple(name.strip() for name in offer.split(",") if name.strip()),
             arena_directory=arena_dir,

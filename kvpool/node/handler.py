@@ -20,7 +20,19 @@ from kvpool.policy.eviction import NEVER_NS
 from kvpool.pool import EXISTS, BlockView, Granted, PoolState, Reserve, Reserved, SlabGrant
 from kvpool.pool import Outcome as PoolOutcome
 from kvpool.pool.flow import FlowSettings
-from kvpool.request.pool import DEFAULT_PRIORITY, NEAR, Grant, NodeDescription, Outcome, Place, Reservation, ShmOffer, Stored, UcxOffer
+from kvpool.request.pool import (
+    DEFAULT_PRIORITY,
+    NEAR,
+    Grant,
+    NodeDescription,
+    Outcome,
+    Place,
+    Reservation,
+    ShmOffer,
+    Stored,
+    TcpOffer,
+    UcxOffer,
+)
 from kvpool.tier import Arena
 from kvpool.units import MS, SECOND
 from kvpool.wire.fence import NodeIdentity
@@ -51,6 +63,7 @@ class NodeHandler:
         self._corrupt = 0
         self.shm: ShmOffer | None = None
         self.ucx: Callable[[], UcxOffer | None] = lambda: None  # asked each time: the data plane may have been restarted
+        self.tcp: Callable[[], TcpOffer | None] = lambda: None
         self.near: NearCopies | None = None
         """Fetches what other nodes hold; without it (no cluster) `fetch_from` finds nothing."""
         self.leaving: Callable[[], bool] = lambda: False
@@ -76,6 +89,7 @@ class NodeHandler:
             counters={**self._state.counters(), **self._tiers.counted(), **self.counted(), **self.counted_here(), "corrupt": self._corrupt},
             shm=self.shm,
             ucx=self.ucx(),
+            tcp=self.tcp(),
             grpc_data=self._grpc_data,
         )
 

@@ -20,6 +20,7 @@ from kvpool.node.events import NodeEvents
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
 from kvpool.node.sessions import Announced, Sessions
+from kvpool.node.tcp_plane import TcpPlane
 from kvpool.node.tenancy import TenantPool, owners_in
 from kvpool.node.tiers import Tiers
 from kvpool.policy.eviction import make_policy
@@ -43,7 +44,7 @@ from kvpool.wire.session_server import SessionServer
 
 log = logging.getLogger(__name__)
 
-OFFERS = ("shm", "ucx", "grpc")
+OFFERS = ("shm", "ucx", "tcp", "grpc")
 DEFAULT_POLICY = "prefix-lru"
 FENCE_NS = 30 * SECOND
 """How long bytes wait whose writer lost its lease: longer than any transfer goes on after its deadline."""
@@ -58,10 +59,12 @@ class NodeConfig:
     The arena is a new file in `arena_directory`, or lies on `arena_path`: a file, or a memory device (`/dev/dax…`), such as a CXL one.
     `lock_memory` asks for pages that are never swapped out.
 
-    `offers` None means every way to the bytes that works here; ways that are named must work.
+    `offers` None means every way to the bytes that works here; ways that are named must work. `tcp_listen`: where the TCP data plane
+    listens, any free port of `listen`'s host if empty.
     """
 
     listen: str = "127.0.0.1:0"
+    tcp_listen: str = ""
     capacity_bytes: int = GIB
     offers: tuple[str, ...] | None = None
     arena_directory: Path = DEFAULT_DIRECTORY
@@ -105,6 +108,7 @@ class PoolNode:
         self.arena: Arena | None = None
         """Its memory, while it runs."""
         self._target: UcxTargetProcess | None = None
+        self._plane: TcpPlane | None = None
         self.cluster: ClusterSide | None = None
         """What it does with other nodes, while it is in a cluster."""
         self._ticker: asyncio.Task[None] | None = None
@@ -143,11 +147,13 @@ class PoolNode:
         )
         sessions = Sessions(handler, state, self._tiers, self._board, clock, capacity)
         handler.counted_here = sessions.counted
+        session = self._serve_sessions(sessions) if {"shm", "tcp"} & set(wanted) else ""
         if "shm" in wanted:
-            session = self._serve_sessions(sessions)
             handler.shm = ShmOffer(path=str(self.arena.path), boot_id=host_boot_id(), session=session)
         if "ucx" in wanted:
             await self._offer_ucx(handler, self.arena)
+        if "tcp" in wanted:
+            await self._offer_tcp(handler, self.arena, session)
         guard, rates = config.guard, Rates(config.guard.limits)
         admin = NodeAdmin(handler, state, self.arena, self._tiers, clock)
         if guard.book is not None:
@@ -177,7 +183,8 @@ class PoolNode:
         self._ticker = asyncio.create_task(_tick(handler, sessions))
         if self.cluster is not None:
             await self.cluster.join(self.address, config.place.info(config.capacity_bytes))
-        offers = [name for name in wanted if name != "ucx" or self._target is not None]
+        missing = [name for name, made in (("ucx", self._target), ("tcp", self._plane)) if made is None]
+        offers = [name for name in wanted if name not in missing]
         log.info("node %s serves %s at %s over %s", self.node_id, format_size(self.arena.capacity), self.address, ", ".join(offers))
 
     def _take_memory(self) -> Arena:
@@ -211,6 +218,24 @@ class PoolNode:
         self._target = target
         handler.ucx = lambda: target.offer
 
+    async def _offer_tcp(self, handler: NodeHandler, arena: Arena, session: str) -> None:
+        """Serve blocks by key and the arena over TCP. That it can't be is an error only if it was asked for by name."""
+        config, guard = self._config, self._config.guard
+        listen = config.tcp_listen or f"{config.listen.rpartition(':')[0]}:0"
+        guard.check_listen(listen)
+        tokens = None if guard.tokens is None else guard.tokens.path
+        try:
+            if not session:
+                raise ConfigError("it reads as a client of this host does, and those get no sessions")
+            plane = await asyncio.to_thread(TcpPlane, handler.identity, arena.path, session, listen, guard.security, tokens)
+        except ConfigError as error:
+            if config.offers is not None:
+                raise
+            log.warning("not offering TCP, so other hosts will read in slower ways: %s", error)
+            return
+        self._plane = plane
+        handler.tcp = lambda: plane.offer
+
     async def stop(self) -> None:
         """Leave, finish calls in flight (bounded), give the memory back. A second call does nothing."""
         if self.cluster is not None:
@@ -223,10 +248,11 @@ class PoolNode:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
+        for child in (self._plane, self._target):
+            if child is not None:
+                await asyncio.to_thread(child.close)
         if self._sessions is not None:
             self._sessions.close()
-        if self._target is not None:
-            await asyncio.to_thread(self._target.close)
         if self._tiers is not None:
             await self._tiers.stop()
         if self._board is not None:
@@ -234,7 +260,7 @@ class PoolNode:
         if self.arena is not None:
             self.arena.close()
         self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self.arena = None
-        self._sessions = self._board = None
+        self._plane = self._sessions = self._board = None
 
 
 async def _tick(handler: NodeHandler, sessions: Sessions) -> None:

@@ -8,7 +8,7 @@ node) passes through; only with the right `worker` may it speak for tenants. For
   say that somebody has it; not GRANTED, which would overwrite it. Keys hold the tenant's salt, so only who was told a key meets this.
 * A lease belongs to the tenant that took it; to others its number means nothing. Operators see it under the principal's name. It is
   paid for when it is taken, so no more bytes move under it than twice what it covers.
-* `describe` offers no shared memory and no UCX, which open the whole arena, and shows no books: they would tell what others do.
+* `describe` offers no shared memory, no UCX and no TCP, which open the whole arena, and shows no books: they would tell what others do.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class TenantPool:
         """See the top of the file; offers of memory go to those with the right `map` only."""
         full, who = self._inner.describe(), caller()
         if not who.may(Right.MAP):
-            full = replace(full, shm=None, ucx=None)
+            full = replace(full, shm=None, ucx=None, tcp=None)
         if who.tenant is None:
             return full
         return replace(full, free_bytes=0, used_bytes=0, pinned_bytes=0, blocks=0, read_leases=0, write_leases=0, counters={})

@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}\Z")
 class Right(StrEnum):
     """What a principal may do.
 
-    `read` and `write` blocks; `map`: get offers of shared memory and UCX, which open a node's whole memory; `worker`: part of the
+    `read` and `write` blocks; `map`: get offers of shared memory, UCX and TCP, which open a node's whole memory; `worker`: part of the
     deployment, may speak for any tenant; `admin`: the operator's calls.
     """
 

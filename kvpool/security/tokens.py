@@ -45,6 +45,7 @@ class TokenTable:
     """The tokens in the file at `path`. Raises `ConfigError` when it can't be used at all."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._watched = Watched(_parse, path)
 
     def principal(self, token: str) -> Principal:

@@ -36,7 +36,7 @@ class Reach(Protocol):
 
     @property
     def name(self) -> str:
-        """`shm`, `ucx`, `grpc` or `memory`."""
+        """`shm`, `ucx`, `tcp`, `grpc` or `memory`."""
         ...
 
     def read(self, runs: Sequence[Run], into: Bytes, *, lease_id: int, deadline_ns: int) -> None:

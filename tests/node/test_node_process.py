@@ -69,7 +69,7 @@ def test_memory_of_a_killed_node_is_swept_up_by_the_next(tmp_path: Path) -> None
     [
         (["--capacity", "lots"], "not a size"),
         (["--capacity", "0"], "set --capacity"),
-        (["--offer", "pigeon"], "choose from shm, ucx, grpc"),
+        (["--offer", "pigeon"], "choose from shm, ucx, tcp, grpc"),
         (["--offer", ""], "can't offer nothing"),
         (["--listen", "nowhere"], "host:port"),
         (["--capacity", "900TiB"], "lower --capacity"),

@@ -67,17 +67,18 @@ class Line:
         """Fill the targets of the frames that are there, and say which are. At most `MAX_COUNT`, at least one."""
         table = wire.pack_wants([want[0] for want in wants], [want[1] for want in wants])
         self._ask(wire.Kind.GET, len(wants), [table], deadline_ns)
-        statuses = bytearray(len(wants))
-        follows = self._answer(len(wants), None, deadline_ns, statuses)
-        here = [status == 1 for status in statuses]
+        count, follows = self._head_of_answer(deadline_ns)
+        statuses = bytearray(len(wants) if count < len(wants) else 0)
+        self._stream.receive([statuses], deadline_ns)
+        here = [status == 1 for status in statuses] or [True] * len(wants)
         targets: list[Piece] = []
         length = 0
         for want, found in zip(wants, here, strict=True):
             if found:
                 targets += want[2].data, want[3].data
                 length += want[1]
-        if follows != len(wants) + length:
-            raise ProtocolError(f"an answer of {follows} bytes, {len(wants) + length} would be right")
+        if count != sum(here) or follows != len(statuses) + length:
+            raise ProtocolError(f"an answer about {count} frames with {follows} bytes, {sum(here)} and {length} would be right")
         self._stream.receive(targets, deadline_ns)
         return here
 
@@ -99,28 +100,28 @@ class Line:
         """End the call under way, from any thread."""
         self._stream.abort()
 
-    def close(self) -> None:
-        """Hang up; what is on the way is dropped."""
-        self._stream.close(reset=True)
+    def close(self, *, reset: bool = True) -> None:
+        """Hang up; what is on the way is dropped, unless the connection is another process's, too (`reset` False)."""
+        self._stream.close(reset=reset)
 
     def _ask(self, kind: wire.Kind, count: int, pieces: Sequence[Piece], deadline_ns: int) -> None:
         self._stream.send([wire.pack_request(kind, count, ns_left(deadline_ns)), *pieces], deadline_ns)
 
-    def _answer(self, count: int, follows: int | None, deadline_ns: int, *after: bytearray) -> int:
-        """Take the head of an answer, and what comes `after` it in any answer that went well; how many bytes follow the head.
+    def _answer(self, count: int, nbytes: int, deadline_ns: int) -> None:
+        """Take the head of an answer, which must be about `count` and have `nbytes`. Raises `ProtocolError`, and what was refused."""
+        counted, follows = self._head_of_answer(deadline_ns)
+        if (counted, follows) != (count, nbytes):
+            raise ProtocolError(f"an answer about {counted} with {follows} bytes, {count} and {nbytes} would be right")
 
-        Raises what the server refused with, or `ProtocolError` if it isn't the answer to this question.
-        """
+    def _head_of_answer(self, deadline_ns: int) -> tuple[int, int]:
+        """Count, and the bytes that follow. Raises what the server refused with."""
         self._stream.receive([self._head], deadline_ns)
-        status, counted, nbytes = wire.unpack_answer(self._head)
+        status, count, nbytes = wire.unpack_answer(self._head)
         if status is not wire.Status.OK:
             text = bytearray(nbytes)
             self._stream.receive([text], deadline_ns)
             raise wire.refusal(status, text)
-        if counted != count or (follows is not None and nbytes != follows):
-            raise ProtocolError(f"an answer about {counted} with {nbytes} bytes to a question about {count}")
-        self._stream.receive(after, deadline_ns)
-        return nbytes
+        return count, nbytes
 
 
 def split(address: str) -> tuple[str, int]:

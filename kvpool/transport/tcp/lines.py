@@ -22,31 +22,26 @@ class Lines:
 
     def __init__(self, dial: Callable[[int], Line], limit: int) -> None:
         self._dial = dial
-        self._turns = threading.Semaphore(limit)
-        self._lock = threading.Lock()
+        self._limit = limit
+        self._changed = threading.Condition(threading.Lock())
         self._idle: list[Line] = []
         self._busy: set[Line] = set()
+        self._count = 0  # idle, busy and being dialled
         self._closed = False
         self._process = os.getpid()
 
     @contextmanager
     def line(self, deadline_ns: int) -> Iterator[Line]:
         """A line to use in the block. Raises `ClosedError`, `DeadlineError` and what dialling raises."""
-        self.require_open()
-        if not self._turns.acquire(timeout=seconds_left(deadline_ns)):
-            raise DeadlineError("the deadline passed while other transfers to this node were under way")
+        line = self._take(deadline_ns) or self._open(deadline_ns)
         try:
-            line = self._take(deadline_ns)
-            try:
-                yield line
-            except BaseException as error:
-                self._drop(line)
-                if self._closed:
-                    raise ClosedError("this reach was closed") from error
-                raise
-            self._give_back(line)
-        finally:
-            self._turns.release()
+            yield line
+        except BaseException as error:
+            self._drop(line)
+            if self._closed:
+                raise ClosedError("this reach was closed") from error
+            raise
+        self._give_back(line)
 
     def require_open(self) -> None:
         """Raise `ClosedError` once closed."""
@@ -55,39 +50,61 @@ class Lines:
 
     def close(self) -> None:
         """Hang up and end calls under way; twice is fine. In a forked child the connections are the parent's and only let go."""
-        with self._lock:
+        with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
-            if os.getpid() == self._process:
-                for line in self._busy:
-                    line.abort()
+            mine = os.getpid() == self._process
+            for line in self._busy if mine else ():
+                line.abort()
+            self._changed.notify_all()
         for line in idle:
-            line.close()
+            line.close(reset=mine)
 
-    def _take(self, deadline_ns: int) -> Line:
-        with self._lock:
-            self.require_open()
-            if self._idle:
-                line = self._idle.pop()
-                self._busy.add(line)
-                return line
-        line = self._dial(deadline_ns)
-        with self._lock:
+    def _take(self, deadline_ns: int) -> Line | None:
+        """An idle line; None when the caller is to dial another one."""
+        with self._changed:
+            while True:
+                self.require_open()
+                if self._idle:
+                    line = self._idle.pop()
+                    self._busy.add(line)
+                    return line
+                if self._count < self._limit:
+                    self._count += 1
+                    return None
+                if not self._changed.wait(seconds_left(deadline_ns)):
+                    raise DeadlineError("the deadline passed while other transfers to this node were under way")
+
+    def _open(self, deadline_ns: int) -> Line:
+        try:
+            line = self._dial(deadline_ns)
+        except BaseException:
+            self._forget(None)
+            raise
+        with self._changed:
+            self._busy.add(line)
             if not self._closed:
-                self._busy.add(line)
                 return line
-        line.close()
+        self._drop(line)
         raise ClosedError("this reach was closed")
 
     def _give_back(self, line: Line) -> None:
-        with self._lock:
-            self._busy.discard(line)
+        with self._changed:
             if not self._closed:
+                self._busy.discard(line)
                 self._idle.append(line)
+                self._changed.notify()
                 return
-        line.close()
+        self._drop(line)
 
     def _drop(self, line: Line) -> None:
-        with self._lock:
-            self._busy.discard(line)
+        self._forget(line)
         line.close()
+
+    def _forget(self, line: Line | None) -> None:
+        """There is one less."""
+        with self._changed:
+            if line is not None:
+                self._busy.discard(line)
+            self._count -= 1
+            self._changed.notify()

@@ -127,8 +127,10 @@ class Serving:
         keys, lengths = wire.unpack_wants(table, count)
         taken = self._served.index.take(keys, lengths)
         try:
-            head = wire.pack_answer(count, count + sum(length for _, length in taken.places))
-            self._stream.send([head, taken.statuses, *self._views(taken.places)], deadline_ns)
+            places = taken.places
+            told = taken.statuses if len(places) < count else b""
+            head = wire.pack_answer(len(places), len(told) + sum(length for _, length in places))
+            self._stream.send([head, told, *self._views(places)], deadline_ns)
         finally:
             taken.release()
 

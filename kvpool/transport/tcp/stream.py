@@ -2,7 +2,8 @@
 
 Theory. A call is one system call, however many pieces it has: `sendmsg` gathers from and `recvmsg` (MSG_WAITALL) scatters to
 the places where the bytes belong, and both wait in the kernel, without the GIL. The time limit is the kernel's, too (SO_SNDTIMEO,
-SO_RCVTIMEO): it bounds the whole call, and a socket that Python doesn't poll costs one system call less.
+SO_RCVTIMEO): it bounds the whole call, and a socket that Python doesn't poll costs one system call less. Setting it is one, too, so a limit
+that differs by less than a millisecond from the one that is there is not set: calls of equal patience share one.
 
 Whoever uses a stream is its only user, but any thread may `abort` it: that wakes the user up, who then closes. A descriptor that is closed
 under a waiting call could be another file's by the time the call looks again.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kvpool.errors import DeadlineError, UnavailableError
-from kvpool.units import KIB
+from kvpool.units import KIB, MS
 
 Piece = bytes | bytearray | memoryview
 """Contiguous bytes; an array goes as its `data`."""
@@ -32,6 +33,7 @@ NEVER_NS: Final = sys.maxsize
 """A deadline that doesn't come."""
 
 _LOOPBACK_BUFFER: Final = 256 * KIB
+_NEAR_NS: Final = MS
 _TIMEVAL: Final = struct.Struct("@ll")
 _LINGER: Final = struct.Struct("@ii")
 _SILENCE_MS: Final = 10_000
@@ -67,6 +69,7 @@ class PlainStream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._limits = {socket.SO_SNDTIMEO: NEVER_NS, socket.SO_RCVTIMEO: NEVER_NS}  # as the kernel has them, in ns; -1: passed
         connection.settimeout(None)
 
     @property
@@ -97,18 +100,34 @@ class PlainStream:
         return self._socket.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
 
     def _move(self, pieces: Sequence[Piece], deadline_ns: int, limit: int, call: Callable[[Sequence[Piece]], int]) -> None:
-        pieces = [piece for piece in pieces if len(piece)]
-        while pieces:
-            self._socket.setsockopt(socket.SOL_SOCKET, limit, _time_left(deadline_ns))
+        total = sum(map(len, pieces))
+        while total:
+            self._limit(limit, deadline_ns)
             try:
                 moved = call(pieces[:IOV_MAX])
             except BlockingIOError:
-                raise DeadlineError("the deadline passed before the bytes had moved") from None
+                self._limits[limit] = -1  # of no use any more
+                continue
             except OSError as error:
                 raise UnavailableError(f"the connection broke: {error.strerror}") from None
             if not moved:
                 raise UnavailableError("the other end hung up")
-            pieces = _without(pieces, moved)
+            total -= moved
+            if total:
+                pieces = _without(pieces, moved)
+
+    def _limit(self, limit: int, deadline_ns: int) -> None:
+        """Let the kernel wait no longer than until then, or not much: a limit that is there from before and near enough is left alone.
+
+        Where there is no deadline any limit will do: when it has passed, there is none the next time.
+        """
+        was = self._limits[limit]
+        never = deadline_ns == NEVER_NS
+        wanted = NEVER_NS if never else ns_left(deadline_ns)
+        if was < 0 or not (never or -_NEAR_NS < wanted - was < _NEAR_NS):
+            self._limits[limit] = wanted
+            us = 0 if never else -(-wanted // 1000)  # 0 is for ever
+            self._socket.setsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.pack(us // 1_000_000, us % 1_000_000))
 
 
 def tune(connection: socket.socket) -> None:
@@ -135,14 +154,6 @@ def ns_left(deadline_ns: int) -> int:
     if left <= 0:
         raise DeadlineError("the deadline passed before the bytes had moved")
     return left
-
-
-def _time_left(deadline_ns: int) -> bytes:
-    """As the kernel wants it; 0 is for ever."""
-    if deadline_ns == NEVER_NS:
-        return _TIMEVAL.pack(0, 0)
-    us = ns_left(deadline_ns) // 1000 + 1
-    return _TIMEVAL.pack(us // 1_000_000, us % 1_000_000)
 
 
 def _without(pieces: Sequence[Piece], moved: int) -> Sequence[Piece]:

@@ -9,20 +9,19 @@ it as it answers everything else. Then the client asks and the server answers, o
 
     kind      table                                   after it                an answer's bytes
     PROBE     count keys of 32                                                count bytes, 1: readable now
-    GET       count keys of 32, count u64 lengths                             count bytes, 1: here; then the frames of those, in order
+    GET       count keys of 32, count u64 lengths                             unless all are here, count bytes, 1: here; then their frames
     READ      count x (u64 offset, u64 length)                                the runs, in order
     WRITE     count x (u64 offset, u64 length)        the runs, in order      none; the bytes are in the arena
 
-The answer to a HELLO holds the size of the arena (u64). Any status but OK is followed by a text for people, and by the end of the
-connection. So is whatever a server doesn't understand: there is no way to find the next request in a stream that broke its rules.
+An answer's count is that of the request, but of a GET how many frames are here. The answer to a HELLO holds the size of the arena (u64).
+Any status but OK is followed by a text for people, and by the end of the connection. So is whatever a server doesn't understand: there is
+no way to find the next request in a stream that broke its rules.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final
-
-import numpy as np
 
 from kvpool.errors import AccessError, ConfigError, LimitError, ProtocolError, RemoteError, UnavailableError
 from kvpool.transport.reach import Run
@@ -45,6 +44,7 @@ HELLO: Final = struct.Struct("<4sHHQ16s")
 REQUEST: Final = struct.Struct("<B3sIQ")
 ANSWER: Final = struct.Struct("<B3sIQ")
 SIZE: Final = struct.Struct("<Q")
+_RUN: Final = struct.Struct("<QQ")
 _ZEROS: Final = bytes(3)
 
 
@@ -70,6 +70,7 @@ class Status(IntEnum):
 ROW_BYTES: Final = {Kind.PROBE: KEY_BYTES, Kind.GET: KEY_BYTES + 8, Kind.READ: 16, Kind.WRITE: 16}
 """Of a request's table, per key or run."""
 
+_STATUSES: Final = frozenset(Status)
 _ERRORS: Final[dict[Status, type[RemoteError]]] = {
     Status.STRANGER: AccessError,
     Status.FULL: LimitError,
@@ -140,7 +141,7 @@ def pack_refusal(status: Status, why: str) -> bytes:
 def unpack_answer(head: bytes | bytearray) -> tuple[Status, int, int]:
     """Status, count and the bytes that follow. Raises `ProtocolError`."""
     status, zeros, count, nbytes = ANSWER.unpack(head)
-    if status not in tuple(Status) or zeros != _ZEROS:
+    if status not in _STATUSES or zeros != _ZEROS:
         raise ProtocolError(f"no such answer: {status}")
     if status != Status.OK and nbytes > MAX_TEXT_BYTES:
         raise ProtocolError(f"a refusal of {nbytes} bytes")
@@ -154,27 +155,25 @@ def refusal(status: Status, text: bytes | bytearray) -> RemoteError:
 
 def pack_runs(runs: Sequence[Run]) -> bytes:
     """The table of a READ or a WRITE."""
-    return np.array([(run.offset, run.length) for run in runs], "<u8").tobytes()
+    return struct.pack(f"<{2 * len(runs)}Q", *(number for run in runs for number in run[:2]))
 
 
 def unpack_runs(table: bytes | bytearray, arena_bytes: int) -> list[tuple[int, int]]:
     """(offset, length) of each run. Raises `ProtocolError` unless all lie in the arena."""
-    rows = np.frombuffer(table, "<u8").reshape(-1, 2)
-    offsets, lengths = rows[:, 0], rows[:, 1]
-    if bool(((lengths > arena_bytes) | (offsets > arena_bytes - np.minimum(lengths, arena_bytes))).any()):
+    runs: list[tuple[int, int]] = list(_RUN.iter_unpack(table))
+    if any(offset + length > arena_bytes for offset, length in runs):
         raise ProtocolError(f"a run is outside an arena of {arena_bytes} bytes")
-    return [(offset, length) for offset, length in rows.tolist()]
+    return runs
 
 
 def pack_wants(keys: Sequence[bytes], lengths: Sequence[int]) -> bytes:
     """The table of a GET."""
-    return b"".join(keys) + np.array(lengths, "<u8").tobytes()
+    return b"".join(keys) + struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
-def unpack_wants(table: bytes | bytearray, count: int) -> tuple[bytes, list[int]]:
+def unpack_wants(table: bytes | bytearray, count: int) -> tuple[bytes, tuple[int, ...]]:
     """The keys, joined, and the lengths of their frames."""
-    lengths: list[int] = np.frombuffer(table, "<u8", count, count * KEY_BYTES).tolist()
-    return bytes(table[: count * KEY_BYTES]), lengths
+    return bytes(table[: count * KEY_BYTES]), struct.unpack_from(f"<{count}Q", table, count * KEY_BYTES)
 
 
 def batches(runs: Sequence[Run]) -> Iterator[list[Run]]:

@@ -1,0 +1,61 @@
+"""A node's board as the TCP plane's index: frames are found on it and held by the plane's own cell while they are sent."""
+
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kvpool.block import KEY_BYTES
+from kvpool.tier.board import BoardReader, Hold
+from kvpool.transport.tcp import Taken
+
+_TRIES: Final = 4
+"""Blocks may change between finding and holding; what does so again and again is as good as not there."""
+
+
+class _Frames(NamedTuple):
+    """`Taken`."""
+
+    statuses: bytes
+    places: Sequence[tuple[int, int]]
+    hold: Hold | None = None
+
+    def release(self) -> None:
+        if self.hold is not None:
+            self.hold.release()
+
+
+class BoardIndex:
+    """`Index` over `board`, whose reader has a cell."""
+
+    def __init__(self, board: BoardReader) -> None:
+        self._board = board
+
+    def probe(self, keys: bytes) -> bytes:
+        """See `Index.probe`."""
+        return self._board.find(keys, time.monotonic_ns()).present.tobytes()
+
+    def take(self, keys: bytes, lengths: Sequence[int]) -> Taken:
+        """See `Index.take`. What can't be held isn't there."""
+        count = len(lengths)
+        left, wanted = np.arange(count), np.array(lengths, np.uint64)
+        for _ in range(_TRIES):
+            found = self._board.find(keys, time.monotonic_ns())
+            right = found.present & (found.lengths == wanted)
+            if not right.all():  # holds are for leading blocks: look for the others once more, without those
+                left, wanted = left[right], wanted[right]
+                keys = b"".join([keys[KEY_BYTES * at : KEY_BYTES * (at + 1)] for at in np.flatnonzero(right).tolist()])
+            elif not left.size:
+                break
+            elif (hold := self._board.hold(found, left.size)) is not None:
+                self._board.touch(found, left.size)
+                places = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
+                return _Frames(_marked(count, left), places, hold)
+        return _Frames(bytes(count), ())
+
+
+def _marked(count: int, left: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> bytes:
+    statuses = np.zeros(count, np.uint8)
+    statuses[left] = 1
+    return statuses.tobytes()
