@@ -8,6 +8,7 @@ from kvpool.testing.arena_owner import ArenaOwner
 from kvpool.testing.reach_kit import WINDOW_BYTES
 from kvpool.transport import Reach
 from kvpool.transport.reach import Bytes
+from kvpool.transport.ucx import UcxReach
 from kvpool.units import MIB
 
 Opener = Callable[[ArenaOwner], Reach]
@@ -26,6 +27,10 @@ class ProcessFar:
         self.window: Bytes = owner.mapping.view(self.offset, WINDOW_BYTES)
         self.opened: list[Reach] = []
         self._opener = opener
+
+    @property
+    def serves_frozen(self) -> bool:
+        return any(isinstance(reach, UcxReach) and reach.one_sided for reach in self.opened)
 
     def open(self) -> Reach:
         self.opened.append(self._opener(self.owner))

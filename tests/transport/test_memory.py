@@ -15,6 +15,7 @@ class MemoryFar:
     offset = MIB
     lease_id = 0
     outlives_owner = False
+    serves_frozen = False
 
     def __init__(self, arena: Bytes) -> None:
         self.node = MemoryNode(arena)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from kvpool.errors import ConfigError
 from kvpool.transport import Run
 from kvpool.transport.ucx.lane import is_one_sided, pieces
+from kvpool.transport.ucx.session import usable_transports
 from kvpool.units import MIB
 
 
@@ -31,3 +33,24 @@ def test_pieces_of_a_one_sided_lane_are_the_runs() -> None:
 def test_only_reliable_rdma_transports_serve_alone(transports: tuple[str, ...], alone: bool) -> None:
     """Everything else is emulated by messages; an unknown transport is taken for such a one."""
     assert is_one_sided(transports) is alone
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "used"),
+    [
+        ("^sm", (1, 18, 1), "^sm,ib"),
+        ("^sm", (1, 19, 0), "^sm"),
+        ("tcp,self", (1, 18, 1), "tcp,self"),
+        ("rc,ud", (1, 21, 0), "rc,ud"),
+    ],
+)
+def test_old_ucx_is_kept_off_rdma(wanted: str, version: tuple[int, ...], used: str) -> None:
+    """Before 1.19 the target's CPU answers gets over RDMA, in messages that nobody bounds."""
+    assert usable_transports(wanted, version) == used
+
+
+@pytest.mark.parametrize("wanted", ["rc", "tcp,rc_verbs", "ib", "all", "dc_mlx5"])
+def test_old_ucx_asked_for_rdma_by_name_is_a_clear_error(wanted: str) -> None:
+    """Silently taking TCP would look as if the cards were slow."""
+    with pytest.raises(ConfigError, match=r"install UCX 1\.19"):
+        usable_transports(wanted, (1, 18, 1))

@@ -5,7 +5,8 @@ offset. UCX reads only the fields named in a structure's mask, so the declaratio
 one declaration fits every 1.x.
 
 A function called through `ctypes.CDLL` runs without the GIL, so a thread inside UCX never stops the interpreter. For the same reason no
-Python function is ever given to UCX as a callback: one called while the interpreter ends would never come back.
+Python function is ever given to UCX as a callback: one called while the interpreter ends would never come back. Where UCX insists on one,
+it gets a function of the C library that takes no notice of its arguments (`IGNORE_ERROR`).
 """
 
 import ctypes as c
@@ -32,6 +33,7 @@ PARAM_NAME: Final = 1 << 8
 WORKER_PARAM_THREAD_MODE: Final = 1 << 0
 EP_PARAM_REMOTE_ADDRESS: Final = 1 << 0
 EP_PARAM_ERR_HANDLING_MODE: Final = 1 << 1
+EP_PARAM_ERR_HANDLER: Final = 1 << 2
 EP_ATTR_TRANSPORTS: Final = 1 << 3
 MEM_MAP_ADDRESS: Final = 1 << 0
 MEM_MAP_LENGTH: Final = 1 << 1
@@ -65,10 +67,22 @@ class WorkerParams(c.Structure):
     _fields_ = (("field_mask", c.c_uint64), ("thread_mode", c.c_int), ("padding", _PAD))
 
 
-class EndpointParams(c.Structure):
-    """`ucp_ep_params_t` up to the error handling mode."""
+class ErrorHandler(c.Structure):
+    """`ucp_err_handler_t`: what UCX calls when an endpoint has failed."""
 
-    _fields_ = (("field_mask", c.c_uint64), ("address", c.c_char_p), ("err_mode", c.c_int), ("padding", _PAD))
+    _fields_ = (("cb", c.c_void_p), ("arg", c.c_void_p))
+
+
+class EndpointParams(c.Structure):
+    """`ucp_ep_params_t` up to the error handler."""
+
+    _fields_ = (
+        ("field_mask", c.c_uint64),
+        ("address", c.c_char_p),
+        ("err_mode", c.c_int),
+        ("err_handler", ErrorHandler),
+        ("padding", _PAD),
+    )
 
 
 class MemMapParams(c.Structure):
@@ -119,6 +133,9 @@ class EndpointAttr(c.Structure):
         ("padding", _PAD),
     )
 
+
+IGNORE_ERROR: Final = c.cast(c.CDLL(None).sched_yield, c.c_void_p)
+"""An error handler that does nothing. Without one a broken RDMA connection is "not handled" to UCX up to 1.22, and it calls `abort()`."""
 
 _Status = c.c_int8  # ucs_status_t is a packed enum
 _Handle = c.c_void_p

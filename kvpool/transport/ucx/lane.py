@@ -6,6 +6,9 @@ with messages that the target's CPU answers, and a target that has to answer a s
 emulated lane one message is on the way at a time, and it fits one TCP segment: a peer that goes away leaves the target one answer to send,
 and that one may fail. On one host it costs no speed; between hosts, lanes side by side hide the round trip.
 
+Whoever has no error handler is aborted by UCX when a connection over RDMA breaks (`api.IGNORE_ERROR`). Ours does nothing: every request
+ends with an error, too, and that is where failures are dealt with.
+
 A put is complete when a flush of the endpoint is: the bytes are in the node's memory then, not only out of ours.
 """
 
@@ -106,8 +109,9 @@ class Lane:
             raise UnavailableError(f"the node can't be reached: {api.status_text(status)}")
 
     def _connect(self, worker: int, address: bytes) -> int | None:
-        fields = api.EP_PARAM_REMOTE_ADDRESS | api.EP_PARAM_ERR_HANDLING_MODE
-        parameters = api.EndpointParams(field_mask=fields, address=address, err_mode=api.ERR_HANDLING_PEER)
+        fields = api.EP_PARAM_REMOTE_ADDRESS | api.EP_PARAM_ERR_HANDLING_MODE | api.EP_PARAM_ERR_HANDLER
+        ignore = api.ErrorHandler(cb=api.IGNORE_ERROR)
+        parameters = api.EndpointParams(field_mask=fields, address=address, err_mode=api.ERR_HANDLING_PEER, err_handler=ignore)
         handle = ctypes.c_void_p()
         _require(self._calls.ucp_ep_create(worker, ctypes.byref(parameters), ctypes.byref(handle)))
         return handle.value

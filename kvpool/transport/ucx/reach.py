@@ -24,6 +24,7 @@ from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError, DeadlineError, UnavailableError
 from kvpool.transport.offer import UcxOffer
 from kvpool.transport.reach import Bytes, Run, check_deadline, check_runs
+from kvpool.transport.ucx.lane import is_one_sided
 from kvpool.transport.ucx.session import UcxSettings
 from kvpool.transport.ucx.wire import Wire
 from kvpool.units import SECOND
@@ -39,7 +40,8 @@ class UcxReach:
 
     `verify` reads one byte before the constructor returns, by `deadline_ns` (default: 5 s from now), so that a reach that exists has been
     seen to work; then `transports` says what UCX sends over, such as `tcp/eth0` or `rc_mlx5/mlx5_0:1` (empty where it can't tell), and what
-    the hardware serves by itself is used as such. Raises `ConfigError` (no usable UCX here), `UnavailableError`, `DeadlineError`.
+    the hardware serves by itself is used as such (`one_sided`). Raises `ConfigError` (no usable UCX here), `UnavailableError`,
+    `DeadlineError`.
     """
 
     name = "ucx"
@@ -49,6 +51,7 @@ class UcxReach:
     ) -> None:
         self._length = offer.length
         self.transports: tuple[str, ...] = ()
+        self.one_sided = False
         self._line = _Line(Wire(offer, settings or UcxSettings.from_environment()))
         self._finish = weakref.finalize(self, self._line.close)
         if verify:
@@ -56,6 +59,7 @@ class UcxReach:
                 until = time.monotonic_ns() + _VERIFY_NS if deadline_ns is None else deadline_ns
                 self.read([Run(0, 1, 0)], np.zeros(1, np.uint8), lease_id=0, deadline_ns=until)
                 self.transports = self._line.look()
+                self.one_sided = is_one_sided(self.transports)
             except BaseException:
                 self.close()
                 raise

@@ -5,6 +5,9 @@ such as `UCX_NET_DEVICES`, are honoured. Shared memory transports are left out: 
 it wait for ever (posix, sysv), and a process on the same host has the `shm` reach. A TCP segment takes `MESSAGE_BYTES` and UCX's header:
 with UCX's own 8 and 64 KiB a get of 1 MiB takes three times as long, and lanes rely on one message being one segment (see `lane.py`).
 
+Before 1.19 UCX has the target's CPU answer gets over RDMA, too, in messages smaller than ours, which is what `lane.py` avoids. So such a
+UCX is used over TCP only.
+
 A session is used by one thread at a time; its owner sees to that.
 """
 
@@ -22,6 +25,8 @@ from kvpool.units import KIB, MIB
 TRANSPORTS_VARIABLE: Final = "KVPOOL_UCX_TLS"
 _NO_SHARED_MEMORY: Final = "^sm"
 MESSAGE_BYTES: Final = MIB
+_RDMA_SINCE: Final = (1, 19)
+_RDMA: Final = ("all", "ib", "rc", "ud", "dc")
 _SEGMENT: Final = f"{(MESSAGE_BYTES + 64 * KIB) // KIB}k"
 
 
@@ -80,16 +85,15 @@ class UcpSession:
         config = ctypes.c_void_p()
         self._require(self.calls.ucp_config_read(None, None, ctypes.byref(config)), "read its configuration")
         try:
-            for name, value in (
-                ("TLS", settings.transports), ("TCP_TX_SEG_SIZE", _SEGMENT), ("TCP_RX_SEG_SIZE", _SEGMENT),
-            ):  # fmt: skip
+            transports = usable_transports(settings.transports, self.library.version)
+            for name, value in (("TLS", transports), ("TCP_TX_SEG_SIZE", _SEGMENT), ("TCP_RX_SEG_SIZE", _SEGMENT)):
                 self._require(self.calls.ucp_config_modify(config, name.encode(), value.encode()), f"take {name}={value}")
             parameters = api.ContextParams(
                 field_mask=api.PARAM_FEATURES | api.PARAM_NAME, features=api.FEATURE_RMA | api.FEATURE_WAKEUP, name=b"kvpool"
             )
             context = ctypes.c_void_p()
             status = self.calls.ucp_init_version(*api_version(self.library), ctypes.byref(parameters), config, ctypes.byref(context))
-            self._require(status, f"start with transports {settings.transports}")
+            self._require(status, f"start with transports {transports}")
         finally:
             self.calls.ucp_config_release(config)
         return context.value or 0
@@ -103,3 +107,20 @@ class UcpSession:
     def _require(self, status: int, what: str) -> None:
         if status != api.OK:
             raise ConfigError(f"{self.library.text} can't {what}: {api.status_text(status)}")
+
+
+def usable_transports(wanted: str, version: tuple[int, ...]) -> str:
+    """`wanted`, as `UCX_TLS` takes it, without RDMA where this version of UCX can't be trusted with it.
+
+    Raises `ConfigError` when RDMA is asked for by name.
+    """
+    if version[:2] >= _RDMA_SINCE:
+        return wanted
+    if wanted.startswith("^"):
+        return f"{wanted},ib"
+    if any(name.startswith(_RDMA) for name in wanted.split(",")):
+        raise ConfigError(
+            f"UCX {'.'.join(map(str, version))} serves gets over RDMA by the node's CPU and may take it down: "
+            f"install UCX 1.19 or later, or leave RDMA out of {TRANSPORTS_VARIABLE} ({wanted})"
+        )
+    return wanted
