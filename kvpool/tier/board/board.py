@@ -5,7 +5,6 @@ holds keeps its slot, so that the hold goes on to name it, until the owner asks 
 """
 
 import os
-from contextlib import suppress
 from typing import Final, Self
 
 import numpy as np
@@ -96,8 +95,8 @@ class Board:
     def publish(self, key: BlockKey, offset: int, length: int, *, expires_ns: int = 0, flags: int = 0) -> bool:
         """Readers find this block from now on; its bytes are in place. `expires_ns`: monotonic, 0 never.
 
-        A key that is here already is replaced. False when both its buckets are full: then readers just don't find it here. Raises
-        `ConfigError` for 2**48 bytes and more, `ClosedError`.
+        A key that is here already is told anew; nobody asks who holds its bytes, so withdraw it first when they may go. False when both its
+        buckets are full: then readers just don't find it here. Raises `ConfigError` for 2**48 bytes and more, `ClosedError`.
         """
         if length >> LENGTH_BITS:
             raise ConfigError(f"a block of {length} bytes is longer than a board can say")
@@ -189,8 +188,7 @@ class Board:
         self._cells.clear()
         self._slots.clear()
         self._doomed.clear()
-        with suppress(OSError):
-            os.close(self.read_fd)
+        os.close(self.read_fd)
 
     def _take_slot(self, first: int, second: int) -> int:
         """A free slot in the emptier of a key's buckets, which these words of it choose; -1: both are full."""

@@ -17,7 +17,8 @@ A counter may be shared by several slots of a large board, so one block in a hun
 That is safe, and it makes looking a matter of one word whatever is held. Two threads that hold the same slot count twice. The ring is
 lossy: a reader never waits for the owner, which notices what it has missed.
 
-One cell is for one board: its slot numbers mean nothing on another.
+One cell is for one board: its slot numbers mean nothing on another. And it is one process's: in a forked child it takes nothing and lets
+nothing go, for the memory is the parent's.
 """
 
 import os
@@ -107,6 +108,7 @@ class Cell:
         self._lock = threading.Lock()
         self._active = self._head = 0
         self._closed = False
+        self._process = os.getpid()
 
     @classmethod
     def create(cls, *, holds: int = 1024, touches: int = 8192) -> Self:
@@ -125,6 +127,8 @@ class Cell:
 
         The caller looks at their generations afterwards, as `BoardReader.hold` does.
         """
+        if os.getpid() != self._process:
+            return None
         counters = slots & (self.shape.counters - 1)
         with self._lock:  # its release is the fence
             if self._closed or self._active + counters.size > self.shape.holds:
@@ -136,6 +140,8 @@ class Cell:
 
     def let_go(self, counters: Slots) -> None:
         """The end of a hold; `Hold.release` calls it once."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             np.subtract.at(self._counters, counters, _ONE)
             self._active -= counters.size
@@ -143,6 +149,8 @@ class Cell:
 
     def touch(self, entries: Words) -> None:
         """Append to the ring, the newest last; of more than it takes, the last."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             size = self.shape.touches
             skipped = max(0, entries.size - size)
@@ -157,6 +165,8 @@ class Cell:
     def touch_one(self, entry: int) -> None:
         """`touch` with one entry."""
         words = self._words
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._ring_words[self._head % self.shape.touches] = entry
             self._head = (self._head + 1) % U64

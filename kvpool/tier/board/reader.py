@@ -106,12 +106,12 @@ class BoardReader:
         half += 1
         tails = self._halves.take(half, axis=0, mode="clip")
         after = self._records.take(at, mode="clip")
-        same = (tails == wanted).view(np.uint32).reshape(-1) == _ALL_FOUR
-        present = same & (after == generations)
-        present &= heads[:, 3] > now_ns
+        sound = (tails == wanted).view(np.uint32).reshape(-1) == _ALL_FOUR
+        sound &= after == generations
+        present = sound & (heads[:, 3] > now_ns)
         found = Found(slots, at, generations, heads, present)
         if b"\0" in present.tobytes():
-            self._look_again(found, joined, np.flatnonzero(hits.any(0) & ~same), now_ns)
+            self._look_again(found, joined, np.flatnonzero(hits.any(0) & ~sound), now_ns)
         if self._words[STATE_WORD] != _LIVE:
             present[:] = False
         return found
@@ -193,7 +193,7 @@ class BoardReader:
         return np.where(hits[0], buckets[0], buckets[1]).view(np.int64), hits
 
     def _look_again(self, found: Found, joined: bytes, which: Slots, now_ns: int) -> None:
-        """One by one those whose candidate was another key's."""
+        """One by one those whose candidate was another key's, or nobody's."""
         for index in which.tolist():
             place = self.find_one(joined[32 * index : 32 * index + 32], now_ns)
             if place is not None:

@@ -76,6 +76,19 @@ def test_key_goes_to_the_emptier_of_its_buckets(world: World) -> None:
     assert [place and place.slot // 4 for place in places] == [5, 6]
 
 
+def test_key_is_found_beside_its_own_old_record_and_others_of_its_tag(world: World) -> None:
+    """What a key left in a slot before must not hide where it is now, whichever of several equal lanes is looked at first."""
+    keys = [crafted(7, 3, 4, number) for number in range(8)]
+    chance = random.Random(3)
+    for _ in range(300):
+        there = chance.sample(keys, chance.randrange(9))
+        for key in there:
+            assert world.board.publish(key, 64, 64)
+        assert {key for key, here in zip(keys, world.reader.find(keys, NOW).present, strict=True) if here} == set(there)
+        for key in there:
+            world.board.withdraw(key)
+
+
 def test_block_whose_buckets_are_full_is_unindexed_until_one_leaves(world: World) -> None:
     """Also with one and the same tag in each lane: each of eight is told from the others by its key."""
     keys = [crafted(7, 3, 4, number) for number in range(9)]

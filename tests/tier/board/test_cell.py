@@ -5,6 +5,7 @@ import mmap
 import os
 import random
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -189,6 +190,28 @@ def test_threads_that_hold_and_release_leave_nothing_behind(world: World) -> Non
         thread.join(60)
     assert wrong == []
     assert (world.cell.active, int(world.cell._counters.sum()), world.board.holding()) == (0, 0, 0)
+
+
+def test_forked_child_changes_nothing_of_its_parents_cell(world: World) -> None:
+    """Views that end in the child, at its exit for example, must not end the parent's holds."""
+    fill(world.board)
+    found, place = world.reader.find(KEYS[:2], NOW), world.reader.find_one(KEYS[0], NOW)
+    assert place is not None
+    hold = world.reader.hold(found, 1)
+    assert hold is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        hold.release()
+        world.reader.touch(found, 2)
+        world.reader.touch_one(place)
+        os._exit(3 if world.reader.hold(found, 2) is None else 4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert [world.board.held(key) for key in KEYS[:2]] == [True, False]
+    assert world.board.touched(9) == []
+    hold.release()
+    assert not world.board.held(KEYS[0])
 
 
 def test_touches_arrive_in_order_once_and_only_for_what_is_still_there(world: World) -> None:
