@@ -1,5 +1,6 @@
 """Sweeping up the sockets of dead nodes, and leaving all others alone."""
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ def sockets() -> Iterator[list[socket.socket]]:
 def bound(path: Path, made: list[socket.socket], *, listens: bool) -> Path:
     """A node's socket; one that doesn't listen is what a dead node leaves."""
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    one.bind(str(path))
+    with contextlib.chdir(path.parent):  # a path may be longer than an address
+        one.bind(path.name)
     if listens:
         one.listen()
         made.append(one)
@@ -63,12 +65,9 @@ def test_what_is_no_socket_of_a_node_stays(tmp_path: Path, sockets: list[socket.
     assert reap_sockets(tmp_path) == (foreign,)
 
 
-def test_directory_deeper_than_an_address_is_swept_too(
-    tmp_path: Path, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_deeper_than_an_address_is_swept_too(tmp_path: Path, sockets: list[socket.socket]) -> None:
     """Socket addresses have room for 107 bytes; directories may be deeper."""
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    monkeypatch.chdir(deep)
-    dead = bound(Path(f"kvpool-{NODE}-1.sock"), sockets, listens=False)
-    assert [path.name for path in reap_sockets(deep)] == [dead.name]
+    dead = bound(socket_path(deep, NODE, 1), sockets, listens=False)
+    assert reap_sockets(deep) == (dead,)
