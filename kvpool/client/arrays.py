@@ -12,7 +12,8 @@ from kvpool.errors import ConfigError
 
 Bytes = npt.NDArray[np.uint8]
 
-_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+_BYTES = np.dtype(np.uint8)
+_NUMPY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 """numpy has no bfloat16: its bits travel as uint16."""
 
 
@@ -24,7 +25,7 @@ def blocks_shape(geometry: Geometry, n_blocks: int) -> tuple[int, ...]:
 
 def element_type(geometry: Geometry) -> "np.dtype[Any]":
     """numpy's type of the elements of a block."""
-    return np.dtype(_NUMPY_DTYPES[geometry.dtype])
+    return _NUMPY_DTYPES[geometry.dtype]
 
 
 def new_blocks(geometry: Geometry, n_blocks: int) -> npt.NDArray[Any]:
@@ -38,6 +39,11 @@ def as_rows(blocks: Any, geometry: Geometry, *, writable: bool) -> Bytes:
 
     Raises `ConfigError` when the dtype, the size or the memory layout doesn't fit the geometry.
     """
+    row = geometry.payload_bytes(geometry.block_tokens)
+    if type(blocks) is np.ndarray and blocks.dtype == _BYTES and blocks.ndim == 2 and blocks.shape[1] == row:
+        flags = blocks.flags
+        if flags.c_contiguous and (flags.writeable or not writable):
+            return blocks
     array = _numpy_of(blocks, geometry)
     if not isinstance(array, np.ndarray):
         raise ConfigError(f"blocks must be a numpy array or a torch tensor, got {type(blocks).__name__}")
@@ -46,9 +52,8 @@ def as_rows(blocks: Any, geometry: Geometry, *, writable: bool) -> Bytes:
     if writable and not array.flags.writeable:
         raise ConfigError("the array to read into is read-only")
     expected = _NUMPY_DTYPES[geometry.dtype]
-    if array.dtype not in (np.uint8, np.dtype(expected)):
+    if array.dtype != expected and array.dtype != _BYTES:
         raise ConfigError(f"blocks of this pool are {geometry.dtype}, got {array.dtype}; pool blocks are stored as they are computed")
-    row = geometry.payload_bytes(geometry.block_tokens)
     if array.nbytes % row or (array.ndim and array.shape[0] * row != array.nbytes):
         wanted = blocks_shape(geometry, 1)[1:]
         raise ConfigError(f"blocks must have shape [n, {', '.join(map(str, wanted))}] ({row} bytes each), got {list(array.shape)}")

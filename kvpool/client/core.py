@@ -10,11 +10,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
 
-from kvpool.block import BlockKey, Namespace
+from kvpool.block import KEY_BYTES, BlockKey, Namespace
 from kvpool.block.frame import Framer
 from kvpool.client.background import Background, outlast
 from kvpool.client.here import Counts, Here, Limits
@@ -24,7 +25,7 @@ from kvpool.client.plan import placements
 from kvpool.client.sources import NodeRef, NodeSource
 from kvpool.client.transfer import Lease, Payload, Stages, Touch, Transfer
 from kvpool.errors import ClosedError, ConfigError, KvpoolError, UnavailableError
-from kvpool.policy.placement import Placement
+from kvpool.policy.placement import PlacedNode, Placement, place
 from kvpool.transport import host_boot_id
 from kvpool.wire.credentials import PLAIN, Security
 
@@ -44,6 +45,12 @@ def check_checksums(checksums: str) -> str:
     if checksums not in ("wire", "always"):
         raise ConfigError(f"unknown checksums {checksums!r}; choose wire or always")
     return checksums
+
+
+@lru_cache(maxsize=64)
+def _alone(node: PlacedNode, copies: int) -> Placement:
+    """Where every extent lives when there is one node."""
+    return place([BlockKey(bytes(KEY_BYTES))], 1, [node], copies)[0]
 
 
 class Core:
@@ -101,6 +108,9 @@ class Core:
         if not refs:
             self.links.look_again()
             return [], refs
+        if len(refs) == 1:  # then all blocks have it in common, and a small put is not to wait for hashes of its extents
+            (alone,) = refs.values()
+            return [_alone(alone.placed, self.copies)] * count, refs
         nodes = [ref.placed for ref in refs.values()]
         return placements(chain, first, count, self.block_tokens, self.links.config.extent_tokens, nodes, self.copies), refs
 

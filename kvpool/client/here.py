@@ -28,6 +28,7 @@ Rows = Sequence[Bytes] | Bytes
 """Payloads, uint8 `[payload bytes]` each."""
 Sink = Callable[[int, Bytes], None]
 _TRIES = 2
+_UNVERIFIED = int(Flag.UNVERIFIED)  # enum arithmetic is slow
 _BATCH = 64
 """Blocks that are held at once."""
 LOOK_BYTES = 8 * MIB
@@ -43,9 +44,8 @@ class Counts:
 
     def add(self, name: str, count: int) -> None:
         """Count some more."""
-        if count:
-            with self._lock:
-                self._counts[name] += count
+        with self._lock:
+            self._counts[name] += count
 
     def __call__(self) -> dict[str, int]:
         """The counts so far."""
@@ -115,23 +115,28 @@ class Here:
                 if memory is not None:
                     self._read_from(reach, board, memory, keys, counts, targets, got, limits)
         hits = got.count(1)
-        self._counts.add("hits", hits)
-        self._counts.add("misses", len(got) - hits)
+        if hits:
+            self._counts.add("hits", hits)
+        if hits < len(got):
+            self._counts.add("misses", len(got) - hits)
         return got
 
     def _read_one(self, key: BlockKey, glance: Glance, target: Bytes) -> bool:
-        for reach, board in self.reaches():
-            for _ in range(_TRIES):
+        """`read` of one block, which has no arrays to make."""
+        for reach in self._links.locals:
+            board, tries = reach.board, _TRIES if reach.alive else 0
+            while board is not None and tries:
                 place = board.find_one(key, time.monotonic_ns())
-                if place is None:
-                    break
                 memory = _memory_of(reach)
-                if memory is None or not self._copy(reach, memory, place.offset, place.length, place.flags, key, glance, target):
+                if place is None or memory is None:
+                    break
+                if not self._copy(reach, memory, place.offset, place.length, place.flags, key, glance, target):
                     break
                 if board.still(place):
                     board.touch_one(place)
                     return True
                 self._counts.add("retries", 1)
+                tries -= 1
         return False
 
     def _read_from(
@@ -164,7 +169,8 @@ class Here:
                     if limits.over():
                         break
             changed = self._take(board, found, copied, wanted, got)
-            self._counts.add("retries", len(changed))
+            if changed:
+                self._counts.add("retries", len(changed))
             wanted = changed
 
     def _take(self, board: BoardReader, found: Found, copied: Sequence[int], wanted: Sequence[int], got: MutableSequence[int]) -> list[int]:
@@ -195,7 +201,7 @@ class Here:
 
     def _doubts(self, reach: LocalReach, flags: int) -> bool:
         """Whether checksums must be looked at."""
-        return self._always or not reach.by_generation or bool(flags & Flag.UNVERIFIED)
+        return self._always or not reach.by_generation or flags & _UNVERIFIED != 0
 
     def deliver(self, keys: Sequence[BlockKey], counts: Sequence[int], sink: Sink, limits: Limits) -> int:
         """Call `sink(j, payload)` with read-only payloads in the arena for the leading run that is here, held meanwhile.

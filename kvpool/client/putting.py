@@ -1,7 +1,7 @@
 """Blocks written by a client to a node of its host that is to have all of them, over the session: one copy, straight into the arena.
 
-A small batch goes to the front of a slab, that was granted before, and is published by one message. A larger one is reserved and committed:
-two messages. The checksum is taken of each block as a whole, right before or after its copy, while it is in the cache: hashing pieces
+A small batch goes to the front of a slab, that was granted before, and is published by one message; blocks that exist were copied in vain
+then. A larger one is reserved and committed: two messages. The checksum is taken of each block as a whole, right before or after its copy, while it is in the cache: hashing pieces
 between the copies of pieces is slower by a fifth (32 x 1 MiB).
 
 What the node has no room for now, and whatever goes wrong, is left to the way by gRPC, which waits, tries other nodes and tells who failed.
@@ -43,6 +43,8 @@ class Batch(NamedTuple):
     framer: Framer
     sequence: int
     tenant: str
+    lacking_only: bool
+    """Whether only blocks that the node lacks may be written: they are asked for first then, and not put to a slab."""
 
 
 def copying(framer: Framer, rows: Rows) -> Write:
@@ -76,7 +78,7 @@ def put_here(reach: LocalReach, batch: Batch, limits: Limits) -> int | None:
         return None
     try:
         total = sum(aligned(block.length) for block in batch.blocks)
-        if total <= slabs.largest_put and len(batch.blocks) <= MAX_BLOCKS:
+        if not batch.lacking_only and total <= slabs.largest_put and len(batch.blocks) <= MAX_BLOCKS:
             slab = slabs.take(total, _patience_s(limits))
             if slab is not None:
                 return _by_slab(reach, session, slabs, slab, batch, total, limits)

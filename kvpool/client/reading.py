@@ -35,6 +35,8 @@ async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int) -> int
     async def ask(link: NodeLink, positions: list[int], fetch_from: tuple[str, ...], timeout_s: float) -> Answer:
         return 0, await link.rpc.lookup([chain[i] for i in positions], timeout_s)
 
+    if not placed:
+        return 0
     holders = holders_of(core, placed, refs, near=False)
     present = await Direct(core, holders, refs, chain, [core.block_tokens] * len(chain), deadline_ns).lookup()
     if all(present):
@@ -84,7 +86,7 @@ async def _load(
     """First `directly`, which says what has come, a byte a block; then the rest under leases, up to the first that can't be had."""
     await core.links.drop_ended()
     placed, refs = core.placed(chain, first, len(counts))
-    if seconds_left(deadline_ns) <= 0:
+    if not placed or seconds_left(deadline_ns) <= 0:
         return 0
     holders = holders_of(core, placed, refs, near=core.links.config.near_copies)
     got = await directly(Direct(core, holders, refs, chain[first : first + len(counts)], counts, deadline_ns))

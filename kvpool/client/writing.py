@@ -10,6 +10,7 @@ are never waited for longer than for one that is late: half a second, for a new 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -27,7 +28,7 @@ from kvpool.client.retention import Retention, priority_of
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Lease, Touch, Transfer
 from kvpool.clock import seconds_left
-from kvpool.errors import DeadlineError
+from kvpool.errors import DeadlineError, RemoteError
 from kvpool.policy.placement import Placement
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.units import MS, SECOND
@@ -81,9 +82,9 @@ async def store(
     placed, refs = core.placed(chain, first, len(counts))
     if not placed or seconds_left(deadline_ns) <= 0:
         return Stored(0, 0)
-    home = None if also else home_of(core, placed)
+    home = None if also else await _home_of(core, placed, refs, deadline_ns)
     if home is not None and not core.links.slow(refs[home.node_id]):
-        batch = batch_of(core, chain, first, counts, wish, filling(core.framer, fill, first))
+        batch = batch_of(core, chain, first, counts, wish, filling(core.framer, fill, first), lacking_only=True)
         held = await core.in_thread(lambda limits: put_here(home, batch, limits), deadline_ns)
         if held is not None:
             return Stored(held, 0)
@@ -135,10 +136,23 @@ def home_of(core: Core, placed: Sequence[Placement]) -> LocalReach | None:
     return None
 
 
-def batch_of(core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], wish: Wish, write: Write) -> Batch:
+async def _home_of(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], deadline_ns: int) -> LocalReach | None:
+    """The same, connected to first if need be: nobody else is to take these blocks."""
+    targets = {node_id for one in placed for node_id in one.targets}
+    if len(targets) == 1:
+        (ref,) = (refs[node_id] for node_id in targets)
+        if not core.links.connected(ref) and not core.links.resting(ref):
+            with contextlib.suppress(RemoteError):
+                await core.links.link(ref, min(CONTROL_S, seconds_left(deadline_ns)))
+    return home_of(core, placed)
+
+
+def batch_of(
+    core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], wish: Wish, write: Write, *, lacking_only: bool
+) -> Batch:
     """chain[first : first + len(counts)], to be written by `write`, as it is put on a node of this host."""
     blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
-    return Batch(blocks, counts, write, core.framer, len(chain) * core.block_tokens, wish.tenant)
+    return Batch(blocks, counts, write, core.framer, len(chain) * core.block_tokens, wish.tenant, lacking_only)
 
 
 def _reservation(core: Core, chain: Sequence[BlockKey], index: int, n_tokens: int, wish: Wish) -> Reservation:

@@ -110,7 +110,7 @@ async def test_lease_shorter_than_the_transfer_is_renewed_until_its_end(
         assert np.all(payload == index + 1)
         got.append(index)
 
-    async with await AsyncPoolClient.open(node.address, namespace) as client:
+    async with await AsyncPoolClient.open(node.address, namespace, transport="grpc") as client:
         chain, counts = client.keys(range(16 * 6)), [16] * 6
         deadline_ns = time.monotonic_ns() + 60 * SECOND
         assert await client.store(chain, 0, counts, slow(fill), deadline_ns=deadline_ns) == 6

@@ -40,7 +40,7 @@ async def test_lookups_on_a_connection_that_another_gives_up_all_end_in_a_miss(
 ) -> None:
     """The same for calls that are already under way when the connection is closed."""
     node = start_node()
-    async with await AsyncPoolClient.open(node.address, namespace) as pool:
+    async with await AsyncPoolClient.open(node.address, namespace, transport="grpc") as pool:
         chain = pool.keys(TOKENS)
         assert await pool.store(chain, 0, [16] * 20, lambda index, payload: payload.fill(1), deadline_ns=2**62) == 20
         node.signal(signal.SIGSTOP)

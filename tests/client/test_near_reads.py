@@ -55,7 +55,7 @@ async def test_copy_on_this_host_is_read_before_one_elsewhere(cluster: PoolClust
     cluster.configure(copies=2)
     await cluster.add(host="far")
     here = await cluster.add(host=host_boot_id())
-    async with await AsyncPoolClient.open(cluster.membership, namespace) as client:
+    async with await AsyncPoolClient.open(cluster.membership, namespace, transport="grpc") as client:
         chain = client.keys(TOKENS)
         assert await client.store(chain, 0, COUNTS, fill, deadline_ns=soon()) == BLOCKS
         assert await client.load(chain, 0, COUNTS, check, deadline_ns=soon()) == BLOCKS
@@ -65,7 +65,7 @@ async def test_copy_on_this_host_is_read_before_one_elsewhere(cluster: PoolClust
 async def test_node_of_this_host_is_asked_to_fetch_what_others_own(cluster: PoolCluster, namespace: Namespace, acquired: Acquired) -> None:
     """It is told from whom; where it can't, the owner is asked directly and nothing is lost. Without near copies nobody is bothered."""
     far, here = await cluster.add(host="far"), await cluster.add(host=host_boot_id())
-    async with await AsyncPoolClient.open(cluster.membership, namespace) as client:
+    async with await AsyncPoolClient.open(cluster.membership, namespace, transport="grpc") as client:
         chain = client.keys(TOKENS)
         assert await client.store(chain, 0, COUNTS, fill, deadline_ns=soon()) == BLOCKS
         elsewhere = sum(await far.holds(chain))
@@ -101,7 +101,7 @@ async def test_blocks_of_a_far_node_are_kept_near_and_outlive_it(cluster: PoolCl
         async with asyncio.timeout(60):
             while [member.info["state"] for member in cluster.membership.members("node")] != ["active"] * 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        async with await AsyncPoolClient.open(cluster.membership, namespace) as client:
+        async with await AsyncPoolClient.open(cluster.membership, namespace, transport="grpc") as client:
             chain = client.keys(TOKENS)
             assert await client.store(chain, 0, COUNTS, fill, deadline_ns=soon()) == BLOCKS
             rpc = PoolRpc(here.address)
