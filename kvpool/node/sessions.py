@@ -40,7 +40,7 @@ SLAB_SHARE: Final = 8
 """A session's slabs take at most this part of the arena, those of all sessions half of it."""
 LEASE_NS: Final = 600 * SECOND
 _RENEW_NS: Final = 10 * SECOND
-_TOUCHES: Final = 2048
+_TOUCHES: Final = 512
 _OWNER_CHARS: Final = 200
 
 
