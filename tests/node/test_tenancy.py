@@ -12,7 +12,7 @@ from kvpool.node.admin import NodeAdmin
 from kvpool.node.tenancy import TenantPool, owners_in
 from kvpool.policy.rates import Rates, TenantLimits
 from kvpool.pool import PoolState
-from kvpool.request.pool import Outcome, Reservation, ShmOffer
+from kvpool.request.pool import Outcome, Reservation, ShmOffer, TcpOffer
 from kvpool.security.principal import Principal, Right
 from kvpool.security.tenants import TenantBook
 from kvpool.wire.auth import called_by
@@ -160,16 +160,18 @@ async def test_offers_that_open_the_whole_arena_need_the_right(rigs: Rigs) -> No
     """And a tenant sees no books: they tell what others do."""
     rig = rigs(8)
     rig.handler.shm = ShmOffer(path="/x", boot_id="y")
+    rig.handler.tcp = lambda: TcpOffer(address="127.0.0.1:1")
     pool = guarded(rig)
     assert pool.describe().shm is not None  # an open node
     with called_by(WORKER):
-        assert pool.describe().shm is not None
+        assert (pool.describe().shm, pool.describe().tcp) == (rig.handler.shm, TcpOffer(address="127.0.0.1:1"))
     with called_by(Principal(name="reader", rights=frozenset({Right.READ}))):
-        assert pool.describe().shm is None
+        assert (pool.describe().shm, pool.describe().tcp) == (None, None)
         assert pool.describe().free_bytes > 0
     with called_by(ALICE):
         seen = pool.describe()
-        assert (seen.shm, seen.ucx, seen.blocks, seen.used_bytes, seen.free_bytes, seen.counters) == (None, None, 0, 0, 0, {})
+        assert (seen.shm, seen.ucx, seen.tcp) == (None, None, None)
+        assert (seen.blocks, seen.used_bytes, seen.free_bytes, seen.counters) == (0, 0, 0, {})
         assert seen.capacity_bytes == rig.state.books().capacity
 
 
