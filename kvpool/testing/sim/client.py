@@ -233,7 +233,7 @@ class Client:
                     if not done:
                         return False
                 else:
-                    self._scribble(arena, identity, lease_id, offset + start, frame[start:end])
+                    scribble(self.node, arena, identity, lease_id, offset + start, frame[start:end])
             if draw.renew_chance and random() < draw.renew_chance:
                 at_ns = self.loop.now_ns
                 if (yield "renew", (lease_id, draw.lease_ns), meant):
@@ -301,15 +301,6 @@ class Client:
         node.judge.delivers(block.key, block.length, frame)
         return True
 
-    def _scribble(self, arena: Arena, identity: NodeIdentity, lease_id: int, offset: int, data: bytes) -> None:
-        """Write into mapped memory, whatever has become of the lease."""
-        node = self.node
-        if identity == node.identity and lease_id not in node.judge.truth.leases:
-            node.coverage.hit("writer stopped and came back a zombie")
-            if node.judge.taint(offset, len(data)):
-                node.coverage.hit("zombie scribbled over reused bytes")
-        arena.view[offset : offset + len(data)] = data
-
     # Choices
 
     def _some_blocks(self) -> list[Block]:
@@ -330,3 +321,14 @@ class Client:
         pieces = 1 + int(self.random() * SLICES)
         cuts = [length * i // pieces for i in range(pieces + 1)]
         return [(cuts[i], cuts[i + 1]) for i in range(pieces)]
+
+
+def scribble(node: Node, arena: Arena, identity: NodeIdentity, lease_id: int, offset: int, data: bytes) -> None:
+    """Write into mapped memory, whatever has become of the lease."""
+    if identity == node.identity and lease_id not in node.judge.truth.leases:
+        node.coverage.hit("writer stopped and came back a zombie")
+        if node.judge.is_fenced(offset):
+            node.coverage.hit("fence kept a zombie from others")
+        elif node.judge.taint(offset, len(data)):
+            node.coverage.hit("zombie scribbled over reused bytes")
+    arena.view[offset : offset + len(data)] = data

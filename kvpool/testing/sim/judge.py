@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from kvpool.block import BlockKey
-from kvpool.pool import EXISTS, Acquired, Granted, PinOutcome, PoolLimits, PoolState, Reserve, Reserved
+from kvpool.pool import EXISTS, Acquired, Granted, Move, PinOutcome, PoolLimits, PoolState, Reserve, Reserved
 from kvpool.testing.sim.frames import is_exact
 from kvpool.testing.sim.marks import Coverage
 from kvpool.testing.sim.truth import Copy, Held, Truth
@@ -26,7 +26,7 @@ class Judge:
     def __init__(
         self, limits: PoolLimits, capacity_bytes: int, audit_every: int, coverage: Coverage, name: Callable[[BlockKey], str]
     ) -> None:
-        self.truth = Truth(capacity_bytes)
+        self.truth = Truth(capacity_bytes, limits.fence_ns)
         self.coverage = coverage
         self.name = name
         self.delivered = 0
@@ -47,7 +47,7 @@ class Judge:
         """A new life: memory is empty, ids begin anew."""
         if self.truth.leases:
             self.coverage.hit("restart with leases outstanding")
-        self.truth = Truth(self._capacity_bytes)
+        self.truth = Truth(self._capacity_bytes, self._limits.fence_ns)
         self._evicted = self._refused = 0
 
     # Calls, before and after the node has handled them
@@ -115,8 +115,9 @@ class Judge:
         """Who left to make room, what moved, whose bytes were handed out."""
         truth = self.truth
         evicted = self._evictions(pool, items)
-        self._moves(answer)
-        lone = len(items) == 1 and items[0].parent is None and not truth.leases and not truth.pins
+        self._moves(answer.moves)
+        lone = len(items) == 1 and items[0].parent is None and not truth.pins and not any(unit == 2 for unit in truth.units)
+        lone = lone and not truth.leases and not truth.holds
         copies: list[Copy] = []
         seen = set[BlockKey]()
         for item, grant in zip(items, answer.grants, strict=True):
@@ -221,7 +222,10 @@ class Judge:
         """Bytes over the control connection move only under a live lease of the right kind that holds them."""
         held = self._lease(lease_id)
         expected = held is not None and held.write == write
-        if held is not None and expected:
+        if held is not None and held.slab is not None:
+            start, units = held.slab
+            expected = write and start * UNIT <= offset and offset + length <= (start + units) * UNIT
+        elif held is not None and expected:
             expected = any(copy.offset <= offset and offset + length <= copy.offset + copy.units * UNIT for copy in held.copies)
         if answer != expected:
             raise Violation(
@@ -293,6 +297,10 @@ class Judge:
         truth.tainted[start : start + units] = b"\1" * units
         return any(truth.units[start : start + units])
 
+    def is_fenced(self, offset: int) -> bool:
+        """Whether the bytes there wait for a writer whose lease ran out."""
+        return any(start * UNIT <= offset < (start + units) * UNIT for start, units in self.truth.fenced)
+
     def order_of(self, pool: PoolState) -> list[BlockKey]:
         """The order of eviction, without touching it."""
         return list(deepcopy(pool._pens).victims())
@@ -334,8 +342,8 @@ class Judge:
         self.coverage.hit("block evicted")
         named = {item.key for item in items} | {item.parent for item in items}
         for copy in gone:
-            if copy.grips or copy.key in named:
-                raise Violation(f"{self.name(copy.key)} was evicted, {'held' if copy.grips else 'named by the call'}")
+            if copy.grips or copy.key in named or copy.key in truth.holds:
+                raise Violation(f"{self.name(copy.key)} was evicted, {'named by the call' if copy.key in named else 'held'}")
             if not self.may_leave(copy.key):
                 raise Violation(f"{self.name(copy.key)} was evicted before it was written down")
         self._softness(pool, gone, named)
@@ -358,13 +366,13 @@ class Judge:
         left = {copy.key for copy in gone}
         heads = {copy.parent for copy in truth.committed.values() if copy.key not in left}
         for copy in truth.committed.values():
-            free = not copy.pins and not copy.grips and copy.key not in named and copy.key not in left and copy.key not in heads
+            kept = copy.pins or copy.grips or copy.key in truth.holds
+            free = not kept and copy.key not in named and copy.key not in left and copy.key not in heads
             if free and (view := pool.view(copy.key)) is not None and not view.dirty:
                 raise Violation(f"softly pinned {self.name(soft[0].key)} was evicted before {self.name(copy.key)}")
 
-    def _moves(self, answer: Reserved) -> None:
+    def _moves(self, moves: Sequence[Move]) -> None:
         """Relocated copies were nobody's to hold; where they went was free."""
-        moves = answer.moves
         if not moves:
             return
         self.coverage.hit("relocated blocks")
@@ -375,7 +383,7 @@ class Judge:
             copy = at.pop(move.source, None)
             if copy is None:
                 continue  # it was moved, and evicted after that by the same call
-            if copy.grips or move.size != copy.units * UNIT:
+            if copy.grips or copy.key in truth.holds or move.size != copy.units * UNIT:
                 raise Violation(f"{self.name(copy.key)} was moved from {move.source} to {move.target}, held {copy.grips} times")
             if copy not in moved:
                 truth.paint(copy, 0)

@@ -8,7 +8,9 @@ from typing import Any
 
 from kvpool.block import BlockKey
 from kvpool.pool import PoolState
+from kvpool.pool.allocator import Allocator
 from kvpool.pool.blocks import Blocks
+from kvpool.pool.fences import Fences
 from kvpool.pool.flow import Flush, TierFlow
 from kvpool.pool.keeper import Keeper
 from kvpool.pool.leases import Leases
@@ -17,9 +19,14 @@ from kvpool.pool.pins import Pins
 from kvpool.pool.quotas import Quotas
 from kvpool.pool.resident import Resident, State
 from kvpool.pool.room import Room
+from kvpool.pool.slabs import Slab, Slabs
+from kvpool.pool.steps import Steps
+from kvpool.pool.writing import Writing
+from kvpool.testing.board_twin import BoardTwin
 from kvpool.testing.sim import frames, node
 from kvpool.testing.sim.below import Below
 from kvpool.testing.sim.disk_mutants import DISK_MUTANTS
+from kvpool.testing.sim.judge_local import LocalJudge
 from kvpool.testing.sim.mutant import Mutant, Patch
 from kvpool.wire.fence import NodeIdentity
 
@@ -30,7 +37,7 @@ def _late_commit() -> Sequence[Patch]:
     def late(self: PoolState, lease_id: int, keys: Sequence[BlockKey], now_ns: int, **options: bool) -> tuple[bool, ...]:
         return commit(self, lease_id, keys, 0, **options)  # time doesn't go back, so nothing is settled
 
-    return [(PoolState, "commit", late)]
+    return [(Writing, "commit", late)]
 
 
 def _leak() -> Sequence[Patch]:
@@ -44,10 +51,11 @@ def _leak() -> Sequence[Patch]:
 def _double_free() -> Sequence[Patch]:
     drop = Blocks.drop
 
-    def twice(self: Blocks, block: Resident, event: str) -> None:
-        drop(self, block, event)
+    def twice(self: Blocks, block: Resident, event: str) -> bool:
+        gone = drop(self, block, event)
         if event == "expire":
             self.allocator.free(block.location.offset)
+        return gone
 
     return [(Blocks, "drop", twice)]
 
@@ -86,7 +94,7 @@ def _ttl_under_reader() -> Sequence[Patch]:
                 self._doom(block)
         return advance(self, now_ns)
 
-    return [(PoolState, "_advance", hasty)]
+    return [(Steps, "_advance", hasty)]
 
 
 def _doomed_early() -> Sequence[Patch]:
@@ -108,7 +116,7 @@ def _counted_twice() -> Sequence[Patch]:
         self._counters["inserted"] += sum(done and before for done, before in zip(answer, there, strict=True))
         return answer
 
-    return [(PoolState, "commit", twice)]
+    return [(Writing, "commit", twice)]
 
 
 def _probe_is_a_use() -> Sequence[Patch]:
@@ -209,7 +217,7 @@ def _wall_clock() -> Sequence[Patch]:
 
 
 def _moved_without_bytes() -> Sequence[Patch]:
-    return [(node.Node, "relocate", lambda self, moves: None)]
+    return [(node.Node, "relocate", lambda self, moves: self.pool.moved(moves))]
 
 
 def _reserved_is_visible() -> Sequence[Patch]:
@@ -261,6 +269,55 @@ def _damaged_comes_back() -> Sequence[Patch]:
     return [(Below, "forget", lambda self, key: None)]
 
 
+def _held_given_away() -> Sequence[Patch]:
+    def recalled(self: Blocks, block: Resident) -> bool:
+        if self.board is not None:
+            self.moving.pop(block.key, None)
+            self.board.withdraw(block.key)
+        return True
+
+    return [(Blocks, "held", lambda self, block: False), (Blocks, "_recalled", recalled)]
+
+
+def _not_withdrawn() -> Sequence[Patch]:
+    publish = BoardTwin.publish
+
+    def again(self: BoardTwin, block: Resident) -> None:
+        self.records.pop(block.key, None)
+        publish(self, block)
+
+    return [(BoardTwin, "withdraw", lambda self, key: self.held(key)), (BoardTwin, "publish", again), (LocalJudge, "board", _silent)]
+
+
+def _silent(self: LocalJudge, board: BoardTwin) -> None:
+    """Doesn't compare the board with the index, so that only its readers can notice."""
+
+
+def _carved_bytes_lost() -> Sequence[Patch]:
+    cut, free = Slabs.cut, Allocator.free
+    loose: set[int] = set()
+
+    def cutting(self: Slabs, slab: Slab, size: int) -> int:
+        offset = cut(self, slab, size)
+        loose.add(offset)
+        return offset
+
+    def kept(self: Allocator, offset: int) -> int:
+        if offset not in loose:
+            return free(self, offset)
+        loose.discard(offset)
+        return 0
+
+    return [(Slabs, "cut", cutting), (Allocator, "free", kept)]
+
+
+def _no_fence_of_bytes() -> Sequence[Patch]:
+    def add(self: Fences, offset: int, ended_ns: int) -> None:
+        self._queue.append((ended_ns, offset))
+
+    return [(Fences, "add", add)]
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="late commit", what="a commit after its lease's end is accepted", seeds=10, patches=_late_commit),
     Mutant(name="leak", what="an abandoned reservation keeps its bytes", seeds=10, patches=_leak),
@@ -292,5 +349,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="flush is a use", what="writing a block down counts as a use of it", seeds=10, patches=_flush_is_a_use),
     Mutant(name="flush never lets go", what="a flush keeps its lease", seeds=10, patches=_flush_never_lets_go),
     Mutant(name="damaged comes back", what="a damaged block is dropped here, not below", seeds=30, patches=_damaged_comes_back),
+    Mutant(name="held given away", what="bytes leave under a process that holds them", seeds=10, patches=_held_given_away),
+    Mutant(name="not withdrawn", what="a block that left can still be read by the board", seeds=10, patches=_not_withdrawn),
+    Mutant(
+        name="carved bytes lost",
+        what="what a slab couldn't use is lost to the pool",
+        seeds=10,
+        patches=_carved_bytes_lost,
+    ),
+    Mutant(name="bytes not fenced", what="the bytes of a lease that ran out go to others at once", seeds=10, patches=_no_fence_of_bytes),
     *DISK_MUTANTS,
 )

@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeVar
 from kvpool.block import BlockKey
 from kvpool.errors import ConfigError, UnavailableError
 from kvpool.policy.eviction import make_policy
-from kvpool.pool import Acquired, Move, PinOutcome, PoolState, Reserve, Reserved
+from kvpool.pool import Acquired, Granted, Move, PinOutcome, PoolState, Reserve, Reserved, SlabGrant
+from kvpool.testing.board_twin import BoardTwin
 from kvpool.testing.sim import frames
 from kvpool.testing.sim.below import NODE, Below, Kept
 from kvpool.testing.sim.disk import Crash
 from kvpool.testing.sim.ground import Ground
 from kvpool.testing.sim.judge import Judge, Violation
+from kvpool.testing.sim.judge_local import LocalJudge
 from kvpool.testing.sim.loop import Loop
 from kvpool.testing.sim.marks import Coverage
 from kvpool.testing.sim.world import World, stream
@@ -26,6 +28,8 @@ from kvpool.units import US
 from kvpool.wire.fence import NodeIdentity, check
 
 WALL_START_NS = 1_700_000_000_000_000_000
+SESSION = (-3, None)
+"""Who a process of the same host is to the judge."""
 REFUSED = "refused"
 """The answer of a node that isn't meant."""
 
@@ -68,8 +72,10 @@ class Node:
         self.coverage = coverage
         self.up = False
         self.digest = 0
+        self.local = LocalJudge(judge)
         self.wall_offset_ns = 0
         self.pool: PoolState
+        self.board: BoardTwin | None = None
         self.arena: Arena
         self.identity = NodeIdentity("n0", 0)
         self._answer = answer
@@ -135,7 +141,8 @@ class Node:
     def _live(self, tier: Tier | None, *, sound: bool) -> None:
         """The new life begins."""
         world = self.world
-        self.pool = PoolState(world.capacity_bytes, make_policy(world.policy), world.limits)
+        self.board = BoardTwin() if world.local.count else None
+        self.pool = PoolState(world.capacity_bytes, make_policy(world.policy), world.limits, board=self.board)
         self.arena = Arena(world.capacity_bytes)
         self.up = True
         self.judge.restarted()
@@ -205,7 +212,7 @@ class Node:
             answer = self.methods[method](*arguments)
             if not self._lives():
                 return  # it died in the middle
-            judge.after(self.pool, now_ns)
+            self._done(now_ns)
             self.digest = (self.digest * 1_000_003 + now_ns + call) & 0xFFFF_FFFF_FFFF_FFFF
         if self.note is not None:
             self.note(f"c{client}", method, arguments, answer)
@@ -259,6 +266,7 @@ class Node:
         view = self.arena.view
         for source, target, size in moves:
             view[target : target + size] = view[source : source + size]
+        self.pool.moved(moves)
 
     def commit(self, lease_id: int, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
         """Publish."""
@@ -354,10 +362,78 @@ class Node:
         self.judge.covered(lease_id, offset, length, False, allowed)
         return bytes(self.arena.view[offset : offset + length]) if allowed else b""
 
+    # Processes of the same host
+
+    def hold(self, key: BlockKey) -> int:
+        """A process holds a block that is on the board; nobody asks the pool."""
+        assert self.board is not None
+        self.judge.truth.hold(key)
+        return self.board.hold(key)
+
+    def let_go(self, number: int, key: BlockKey) -> None:
+        """It looks no more, and the node comes to see that."""
+        assert self.board is not None
+        self.judge.before(self.loop.now_ns)
+        self.board.release(number)
+        if key not in self.board.records:
+            self.coverage.hit("block left while it was held")
+        self.judge.truth.unhold(key)
+        self._done(self.settle())
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        """What processes read."""
+        now_ns = self.settle()
+        self.local.touched(keys)
+        self.pool.touch(keys, self.now_ns())
+        self._done(now_ns)
+
+    def slab(self, owner: str, lease_ns: int, nbytes: int) -> SlabGrant | None:
+        """Bytes in advance."""
+        now_ns = self.settle()
+        self.judge.caller = SESSION
+        grant = self.pool.grant_slab(nbytes, owner=owner, lease_ns=lease_ns, now_ns=self.now_ns())
+        if grant is not None:
+            self.relocate(grant.moves)
+        self.local.slab(self.pool, nbytes, lease_ns, grant, now_ns)
+        if self.note is not None:
+            self.note(owner, "slab", (nbytes,), "none" if grant is None else f"lease {grant.lease_id}: {grant.offset}+{grant.nbytes}")
+        self._done(now_ns)
+        return grant
+
+    def carve(self, lease_id: int, items: Sequence[Reserve]) -> None:
+        """Blocks out of them."""
+        now_ns = self.settle()
+        self.judge.caller = SESSION
+        grants = self.pool.carve(lease_id, items, self.now_ns())
+        self.local.carved(self.pool, lease_id, items, grants, now_ns)
+        if self.note is not None:
+            self.note("local", "carve", (lease_id, items), grants)
+        fresh = [item for item, grant in zip(items, grants, strict=True) if isinstance(grant, Granted)]
+        if self.below is not None and fresh:
+            self.below.committed([item.key for item in fresh], sum(item.length for item in fresh))
+        if self.up:
+            self._done(now_ns)
+
+    def let_slab_go(self, lease_id: int) -> None:
+        """The rest goes back."""
+        self.judge.caller = SESSION
+        now_ns = self.settle()
+        answer = self.pool.release(lease_id, self.now_ns())
+        self.judge.released(lease_id, answer, now_ns)
+        if self.note is not None:
+            self.note("local", "release", (lease_id,), answer)
+        self._done(now_ns)
+
+    def _done(self, now_ns: int) -> None:
+        """A step without a call is over."""
+        if self.board is not None:
+            self.local.board(self.board)
+        self.judge.after(self.pool, now_ns)
+
     def tick(self) -> None:
         """Now and then, end what has run out."""
         self.loop.after(self.tick_ns, self.tick)
         if not self.up:
             self.loop.stale()
             return
-        self.judge.after(self.pool, self.settle())
+        self._done(self.settle())

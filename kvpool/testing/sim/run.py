@@ -15,6 +15,7 @@ from kvpool.testing.sim.client import Client
 from kvpool.testing.sim.faults import Faults
 from kvpool.testing.sim.judge import Judge, Violation
 from kvpool.testing.sim.liveness import fill, read_back
+from kvpool.testing.sim.local import Local
 from kvpool.testing.sim.loop import Loop
 from kvpool.testing.sim.marks import Coverage
 from kvpool.testing.sim.network import Network
@@ -57,6 +58,10 @@ class Simulation:
             Client(i, self.loop, world, self.network, self.node, stream(world.seed, f"client {i}"), count(i + 1, world.clients.count))
             for i in range(world.clients.count)
         ]
+        self.locals = [
+            Local(i, self.loop, world, self.node, stream(world.seed, f"local {i}"), count((1 << 40) + i, world.local.count))
+            for i in range(world.local.count)
+        ]
         self.faults = Faults(self.loop, world, self.network, self.node, self.clients, note)
         self._note = note
 
@@ -64,6 +69,8 @@ class Simulation:
         """Both phases; `events` is how many the first one has. Raises `Violation` or whatever the core raises."""
         for client in self.clients:
             client.start()
+        for local in self.locals:
+            local.start()
         self.loop.run(events=events)
         self._audit()
         self._heal()
@@ -81,12 +88,14 @@ class Simulation:
         self.node.tick_ns = 50 * MS
         for client in self.clients:
             client.draining = True
+        for local in self.locals:
+            local.draining = True
         deadline_ns = self.loop.now_ns + _PATIENCE_NS
-        while any(client.lanes for client in self.clients):
+        while any(client.lanes for client in self.clients) or any(local.running for local in self.locals):
             if self.loop.now_ns >= deadline_ns:
                 raise Violation(f"clients don't come to an end: {[client.lanes for client in self.clients]} lanes are left")
             self._pass(20 * MS)
-        self._pass(self.world.limits.max_lease_ns + self.world.clients.ttl_ns + 100 * MS)
+        self._pass(self.world.limits.max_lease_ns + self.world.limits.fence_ns + self.world.clients.ttl_ns + 100 * MS)
         for _ in range(50):
             self._audit()
             books = self.node.pool.books()

@@ -11,6 +11,9 @@ from kvpool.block import BlockKey
 from kvpool.pool import Reserve
 from kvpool.testing.sim.world import UNIT
 
+Slab = tuple[int, int]
+"""Offset and units of what is left of a slab."""
+
 RESERVED, COMMITTED, DOOMED, GONE = "reserved", "committed", "doomed", "gone"
 NEVER_NS = 1 << 63
 
@@ -54,9 +57,11 @@ class Copy:
 
 
 class Held:
-    """A live lease. `copies`: read references, or reservations not finished; `finished`: what a write lease has published."""
+    """A live lease. `copies`: read references, or reservations not finished; `finished`: what a write lease has published; `slab`: what is
+    left of its slab, None when it is of another kind.
+    """
 
-    __slots__ = ("caller", "copies", "deadline_ns", "finished", "id", "write")
+    __slots__ = ("caller", "copies", "deadline_ns", "finished", "id", "slab", "write")
 
     def __init__(self, lease_id: int, write: bool, copies: list[Copy], deadline_ns: int) -> None:
         self.id = lease_id
@@ -65,6 +70,7 @@ class Held:
         self.finished: list[Copy] = []
         self.deadline_ns = deadline_ns
         self.caller: object = None
+        self.slab: Slab | None = None
 
 
 class Truth:
@@ -72,7 +78,11 @@ class Truth:
     fault has written since they were last granted.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, fence_ns: int) -> None:
+        self.fence_ns = fence_ns
+        self.holds: dict[BlockKey, int] = {}  # by the board
+        self.lingering: list[Copy] = []  # doomed, and waiting for who holds them
+        self.fenced: list[Slab] = []  # whose writers may still write
         self.units = bytearray(capacity_bytes // UNIT)
         self.tainted = bytearray(capacity_bytes // UNIT)
         self.committed: dict[BlockKey, Copy] = {}
@@ -86,8 +96,9 @@ class Truth:
         self.writes = 0
         self.last_lease = 0
         self.hits = self.inserted = self.expired = self.ran_out = self.pins_ran_out = 0
-        self._due: list[tuple[int, int, int]] = []  # (deadline, 0 lease | 1 expiry | 2 pin, number)
+        self._due: list[tuple[int, int, int]] = []  # (deadline, 0 lease | 1 expiry | 2 pin | 3 fence, number)
         self._waits: dict[int, Copy | tuple[Copy, str]] = {}
+        self._fences: dict[int, tuple[Slab, Copy | None]] = {}
         self._number = 0
 
     # Bytes
@@ -156,7 +167,7 @@ class Truth:
         if copy.grips:
             return
         if copy.state is DOOMED:
-            self.forget(copy)
+            self._drain(copy)
         elif copy.expires_ns <= now_ns:
             self._expire(copy)
         else:
@@ -188,6 +199,10 @@ class Truth:
             del self.reserved[copy.key]
         else:
             self.unlink(copy)
+            if not copy.grips and copy.key in self.holds:
+                copy.state = DOOMED
+                self._linger(copy)
+                return False
             if not copy.grips:
                 self.committed[copy.key] = copy
                 self.forget(copy)
@@ -195,16 +210,63 @@ class Truth:
         copy.state = DOOMED
         return True
 
-    def end(self, held: Held, now_ns: int) -> None:
+    def end(self, held: Held, now_ns: int, *, ran_out: bool = False) -> None:
         """A lease is over: by release, by its deadline, or finished."""
         del self.leases[held.id]
         self.references -= len(held.copies)
         self.writes -= held.write
+        fenced = ran_out and self.fence_ns > 0
         for copy in held.copies:
-            if held.write:
-                self.forget(copy)
-            else:
+            if not held.write:
                 self.loosen(copy, now_ns)
+            elif fenced:
+                if copy.state is RESERVED:
+                    del self.reserved[copy.key]
+                    copy.state = DOOMED
+                self._fence((copy.offset // UNIT, copy.units), copy, held.deadline_ns + self.fence_ns)
+            else:
+                self.forget(copy)
+        if held.slab is not None and held.slab[1]:
+            if fenced:
+                self._fence(held.slab, None, held.deadline_ns + self.fence_ns)
+            else:
+                self.paint_units(held.slab, 0)
+
+    def hold(self, key: BlockKey) -> None:
+        """Somebody on the host looks at a block's bytes from now on."""
+        self.holds[key] = self.holds.get(key, 0) + 1
+
+    def unhold(self, key: BlockKey) -> None:
+        """One looks no more; with the last one, what waited for it is free."""
+        left = self.holds.pop(key) - 1
+        if left:
+            self.holds[key] = left
+            return
+        gone = [copy for copy in self.lingering if copy.key == key]
+        self.lingering = [copy for copy in self.lingering if copy.key != key]
+        for copy in gone:
+            self.forget(copy)
+
+    def paint_units(self, slab: Slab, value: int) -> None:
+        """Set the state of a slab's bytes."""
+        start, units = slab
+        self.units[start : start + units] = bytes((value,)) * units
+
+    def _linger(self, copy: Copy) -> None:
+        self.lingering.append(copy)
+        self.paint(copy, 2)
+
+    def _drain(self, copy: Copy) -> None:
+        if copy.key in self.holds:
+            self._linger(copy)
+        else:
+            self.forget(copy)
+
+    def _fence(self, slab: Slab, copy: Copy | None, until_ns: int) -> None:
+        self.fenced.append(slab)
+        self._number += 1
+        self._fences[self._number] = (slab, copy)
+        heappush(self._due, (until_ns, 3, self._number))
 
     def pin(self, copy: Copy, owner: str, hard: bool, deadline_ns: int, now_ns: int) -> None:
         """Set or replace one owner's pin."""
@@ -241,7 +303,15 @@ class Truth:
                 held = self.leases.get(number)
                 if held is not None and held.deadline_ns == deadline_ns:
                     self.ran_out += 1
-                    self.end(held, now_ns)
+                    self.end(held, now_ns, ran_out=True)
+                continue
+            if kind == 3:
+                slab, fenced = self._fences.pop(number)
+                self.fenced.remove(slab)
+                if fenced is None:
+                    self.paint_units(slab, 0)
+                else:
+                    self.forget(fenced)
                 continue
             what = self._waits.pop(number)
             if isinstance(what, Copy):
@@ -259,7 +329,12 @@ class Truth:
 
     def _expire(self, copy: Copy) -> None:
         self.expired += 1
-        self.forget(copy)
+        if copy.key in self.holds:
+            self.unlink(copy)
+            copy.state = DOOMED
+            self._linger(copy)
+        else:
+            self.forget(copy)
 
     def _wait(self, deadline_ns: int, kind: int, what: Copy | tuple[Copy, str]) -> None:
         self._number += 1

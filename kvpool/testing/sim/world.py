@@ -6,7 +6,7 @@ has a random stream of its own, seeded by the seed and the concern's name, so th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
 
@@ -93,6 +93,19 @@ class ClientDraw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDraw:
+    """Processes on the node's host, see `local.py`; `count` 0: there are none, and no board. Weights and chances as in `ClientDraw`."""
+
+    count: int
+    think_ns: int
+    step_ns: int
+    lease_ns: int
+    hold_chance: float
+    abort_chance: float
+    weights: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDraw:
     """Mean time between faults of a kind in ns, 0: there are none. `audit_every`: node calls between two full audits."""
 
@@ -141,6 +154,7 @@ class World:
     quota_bytes: int
     network: NetworkDraw
     clients: ClientDraw
+    local: LocalDraw
     faults: FaultDraw
     below: BelowDraw
 
@@ -174,11 +188,12 @@ def draw_world(seed: int) -> World:
     )
     tenants = tuple(sorted({block.tenant for block in blocks}))
     clients = _draw_clients(rng, tenants)
+    local, fence_ns = _draw_local(stream(seed, "world local"), clients)
     return World(
         seed=seed,
         policy=max(POLICIES, key=lambda name: stream(seed, f"policy {name}").random()),  # a new policy takes some seeds from each
         capacity_bytes=capacity,
-        limits=limits,
+        limits=replace(limits, fence_ns=fence_ns),
         tick_ns=rng.choice((200 * US, MS, 5 * MS)),
         blocks=blocks,
         chains=chains,
@@ -186,6 +201,7 @@ def draw_world(seed: int) -> World:
         quota_bytes=capacity // rng.randint(2, 5),
         network=_draw_network(rng),
         clients=clients,
+        local=local,
         faults=_draw_faults(rng, clients.think_ns),
         below=_draw_below(stream(seed, "world below"), capacity, clients.think_ns),
     )
@@ -264,6 +280,22 @@ def _draw_clients(rng: Random, tenants: Sequence[str]) -> ClientDraw:
             ("quota", rng.choice((0, 0, 1)) if tenants else 0),
         ),
     )
+
+
+def _draw_local(rng: Random, clients: ClientDraw) -> tuple[LocalDraw, int]:
+    """Processes of the node's host, and how long its fence is: not for ever, so that some writers outlive it."""
+    count = rng.choice((0, 0, 1, 3))
+    fence_ns = rng.choice((0, 1, 1)) * rng.choice((2, 20)) * clients.step_ns
+    draw = LocalDraw(
+        count=count,
+        think_ns=clients.think_ns // rng.choice((1, 2, 4)),
+        step_ns=clients.step_ns,
+        lease_ns=clients.lease_ns,
+        hold_chance=rng.choice((0.0, 0.2, 0.7)),
+        abort_chance=rng.choice((0.0, 0.1)),
+        weights=(("glance", rng.choice((2, 8))), ("slab", rng.choice((0, 2, 4)))),
+    )
+    return draw, fence_ns
 
 
 def _draw_faults(rng: Random, think_ns: int) -> FaultDraw:
