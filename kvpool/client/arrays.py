@@ -13,7 +13,11 @@ from kvpool.errors import ConfigError
 Bytes = npt.NDArray[np.uint8]
 
 _BYTES = np.dtype(np.uint8)
-_NUMPY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
 """numpy has no bfloat16: its bits travel as uint16."""
 
 
@@ -31,7 +35,7 @@ def element_type(geometry: Geometry) -> "np.dtype[Any]":
 def new_blocks(geometry: Geometry, n_blocks: int) -> npt.NDArray[Any]:
     """An empty numpy array for `n_blocks` full blocks."""
     shape = blocks_shape(geometry, n_blocks)
-    return np.empty(shape, np.uint8 if len(shape) == 2 else _NUMPY_DTYPES[geometry.dtype])
+    return np.empty(shape, _BYTES if len(shape) == 2 else _NUMPY_DTYPES[geometry.dtype])
 
 
 def as_rows(blocks: Any, geometry: Geometry, *, writable: bool) -> Bytes:

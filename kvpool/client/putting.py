@@ -1,8 +1,8 @@
 """Blocks written by a client to a node of its host that is to have all of them, over the session: one copy, straight into the arena.
 
 A small batch goes to the front of a slab, that was granted before, and is published by one message; blocks that exist were copied in vain
-then. A larger one is reserved and committed: two messages. The checksum is taken of each block as a whole, right before or after its copy, while it is in the cache: hashing pieces
-between the copies of pieces is slower by a fifth (32 x 1 MiB).
+then. A larger one is reserved and committed: two messages. The checksum is taken of each block as a whole, right before or after its copy,
+while it is in the cache: hashing pieces between the copies of pieces is slower by a fifth (32 x 1 MiB).
 
 What the node has no room for now, and whatever goes wrong, is left to the way by gRPC, which waits, tries other nodes and tells who failed.
 """
