@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 START_S = 120.0
 TURN_S = 120.0
 _END_S = 5.0
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +126,14 @@ class Contestant:
     def _line(self, end: float) -> bytes:
         assert self._process.stdout is not None
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise DeadlineError(f"{self._command} took too long")
-            more = os.read(self._process.stdout.fileno(), 1 << 20)
-            if not more:
+            ended = self._process.poll() is not None  # its children may keep the pipe open
+            ready, _, _ = select.select([self._process.stdout], [], [], 0.0 if ended else _LOOK_S)
+            more = os.read(self._process.stdout.fileno(), 1 << 20) if ready else b""
+            if not more and (ready or ended):
                 words = self._log.read_text(errors="replace").strip().splitlines()
                 raise UnavailableError(words[-1] if words else "it ended without a word")
+            if not more and time.monotonic() > end:
+                raise DeadlineError(f"{self._command} took too long")
             self._unread += more
         line, self._unread = self._unread.split(b"\n", 1)
         return line

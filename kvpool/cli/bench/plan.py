@@ -1,8 +1,8 @@
 """Which cases `kvpool bench pool` measures: for each size and batch the two yardsticks, and gets and puts by each way to the pool.
 
 Everything is written under a namespace made for the run, with a time to live. A put must be of blocks that nobody has, so they are counted:
-after at most `PUT_ROOM` bytes the slice ends and the run removes them again. So a run never takes more room than `room` says, and the
-most that a full pool gives up for it is that much of what it values least.
+after at most `PUT_ROOM` bytes or `PUT_BLOCKS` blocks the slice ends and the run removes them again. So a run never takes more room than
+`room` says, and the most that a full pool gives up for it is that much of what it values least.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from kvpool.units import MIB
 
 BUFFERS = 128
 """At least so many blocks of each size are read in turn, in whole batches."""
-PUT_ROOM = 256 * MIB
+PUT_ROOM, PUT_BLOCKS = 256 * MIB, 4096
 _PUTS = 1 << 20
 """Chains from here on are of puts."""
 
@@ -45,7 +45,7 @@ class Shape:
     @property
     def puts(self) -> int:
         """Puts of a slice at most, besides the one that warms up."""
-        return max(1, PUT_ROOM // (self.size * self.batch) - 1)
+        return max(1, min(PUT_ROOM // self.size, PUT_BLOCKS) // self.batch - 1)
 
 
 def room(shapes: Sequence[Shape]) -> int:

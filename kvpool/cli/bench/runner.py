@@ -1,10 +1,11 @@
 """Running `kvpool bench pool`: who is measured, in which order; nothing is left behind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool.block import Namespace
 from kvpool.cli.admin import choose_nodes, open_members
 from kvpool.cli.bench.caller import Admin, Caller
 from kvpool.cli.bench.limits import memcpy, raw_tcp
@@ -47,20 +48,34 @@ class Outcome:
 
 def run_local(shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
     """On a node of its own."""
+    spaces = _spaces(shapes)
     with LocalNode(2 * room(shapes) + 256 * MIB) as node:
-        return _run(node.address, [identify(node.address)], (node.pid,), shapes, reaches, seconds)
+        return _run(node.address, [identify(node.address)], (node.pid,), spaces, shapes, reaches, seconds)
 
 
 def run_on_cluster(cluster: str | None, shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
     """On the cluster at a URL, or the local one."""
-    nodes = choose_nodes(open_members(cluster), None)
-    return _run(find_cluster(cluster), [identify(node.address, security()) for node in nodes], (), shapes, reaches, seconds)
+    spaces = _spaces(shapes)
+    nodes = [identify(node.address, security()) for node in choose_nodes(open_members(cluster), None)]
+    return _run(find_cluster(cluster), nodes, (), spaces, shapes, reaches, seconds)
 
 
-def _run(source: str, nodes: Admin, servers: tuple[int, ...], shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
+def _spaces(shapes: Sequence[Shape]) -> dict[int, Namespace]:
+    """By size. Raises `ConfigError` for one that no block can have."""
+    return {shape.size: space_of(shape.size) for shape in shapes}
+
+
+def _run(
+    source: str,
+    nodes: Admin,
+    servers: tuple[int, ...],
+    spaces: Mapping[int, Namespace],
+    shapes: Sequence[Shape],
+    reaches: Sequence[str],
+    seconds: float,
+) -> Outcome:
     most = max(shape.nbytes for shape in shapes)
     ttl_s = _SPARE_S + 2 * seconds * len(shapes) * (2 + len(reaches)) * 2
-    spaces = {shape.size: space_of(shape.size) for shape in shapes}
     with ExitStack() as stack:
         copying, raw = stack.enter_context(memcpy(most)), stack.enter_context(raw_tcp(most))
         cases: dict[Shape, list[Case]] = {shape: yardsticks(shape, copying, raw) for shape in shapes}
