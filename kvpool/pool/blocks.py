@@ -128,18 +128,18 @@ class Blocks:
 
         False: somebody holds it, so it is DOOMED instead, and its bytes stay.
         """
-        if self._recalled(block):
-            self._step(block, event)
-            self._unlink(block)
-            self.ledger.free_used(self._free(block))
-        else:
-            self._step(block, "doom")
-            self._unlink(block)
+        held = self.board is not None and self._recalled_held(block)
+        self._step(block, "doom" if held else event)
+        del self.committed[block.key]
+        self.near.pop(block.key, None)
+        if held:
             self.ledger.pin(block.size)
             self.lingering[block.location.offset] = block
+        else:
+            self.ledger.free_used(self._free(block))
         if self.watch is not None:
             self.watch(block)
-        return block.state is State.ABSENT
+        return not held
 
     def doom(self, block: Resident) -> None:
         """RESERVED or gripped COMMITTED → DOOMED: nobody new finds it, the bytes stay."""
@@ -147,9 +147,10 @@ class Blocks:
             del self.reserved[block.key]
             self._step(block, "doom")
             return
-        self._recalled(block)  # who holds it is looked at when the last grip is gone
+        self._recalled_held(block)  # whoever holds it is looked for when the last grip is gone
         self._step(block, "doom")
-        self._unlink(block)
+        del self.committed[block.key]
+        self.near.pop(block.key, None)
         if self.watch is not None:
             self.watch(block)
 
@@ -239,17 +240,13 @@ class Blocks:
             write_leases=write_leases,
         )
 
-    def _unlink(self, block: Resident) -> None:
-        del self.committed[block.key]
-        self.near.pop(block.key, None)
-
-    def _recalled(self, block: Resident) -> bool:
-        """Take a block off the board; True when nobody holds it."""
+    def _recalled_held(self, block: Resident) -> bool:
+        """Take a block off the board; whether somebody holds it still, by whatever record."""
         board = self.board
         if board is None:
-            return True
+            return False
         self.moving.pop(block.key, None)
-        return not (board.withdraw(block.key) or board.held(block.key))
+        return board.withdraw(block.key) or board.held(block.key)
 
     def _recall(self, blocks: Sequence[Resident]) -> bool:
         """Take blocks off the board that are to move. When somebody holds one of them, put them back and answer False."""
@@ -259,7 +256,7 @@ class Blocks:
             if block.key in self.moving:
                 continue  # an earlier plan took it off: its bytes are still on their way
             taken[block.key] = block
-            if not self._recalled(block):
+            if self._recalled_held(block):
                 for again in taken.values():
                     self.board.publish(again)
                 return False

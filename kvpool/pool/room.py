@@ -135,6 +135,7 @@ class Room:
 
     def _evictable(self) -> Generator[Resident, None, None]:
         """Blocks that may go, in the order of eviction. Does nothing until first asked."""
+        board = self._blocks.board
         with closing(self._pens.victims()) as candidates:
             for key in candidates:
                 block = self._blocks.committed.get(key)
@@ -146,5 +147,5 @@ class Room:
                     self._passed_dirty += 1
                     if self._passed_dirty > _DIRTY_SEARCH:
                         return
-                elif not block.grips and not self._blocks.held(block):
+                elif not block.grips and (board is None or not board.held(key)):
                     yield block

@@ -16,30 +16,31 @@ from kvpool.pool.resident import Resident
 from kvpool.pool.slabs import Slabs
 from kvpool.pool.steps import Steps
 from kvpool.pool.values import Move
+from kvpool.testing.board_twin import BoardTwin
 from tests.pool.test_board_machine import BoardMachine
 
 Patch = tuple[Any, str, Any]
 
 
 def _holds_ignored() -> Sequence[Patch]:
-    def recalled(self: Blocks, block: Resident) -> bool:
-        if self.board is not None:
-            self.moving.pop(block.key, None)
-            self.board.withdraw(block.key)
-        return True
+    withdraw = BoardTwin.withdraw
 
-    return [(Blocks, "held", lambda self, block: False), (Blocks, "_recalled", recalled)]
+    def blind(self: BoardTwin, key: BlockKey) -> bool:
+        withdraw(self, key)
+        return False
+
+    return [(BoardTwin, "held", lambda self, key: False), (BoardTwin, "withdraw", blind)]
 
 
 def _late_holds_ignored() -> Sequence[Patch]:
-    def recalled(self: Blocks, block: Resident) -> bool:
-        if self.board is None or self.board.held(block.key):
-            return self.board is None
+    def early(self: Blocks, block: Resident) -> bool:
+        assert self.board is not None
+        held = self.board.held(block.key)
         self.moving.pop(block.key, None)
         self.board.withdraw(block.key)
-        return True
+        return held
 
-    return [(Blocks, "_recalled", recalled)]
+    return [(Blocks, "_recalled_held", early)]
 
 
 def _published_before_moved() -> Sequence[Patch]:
@@ -60,7 +61,7 @@ def _moved_while_announced() -> Sequence[Patch]:
 def _published_anew_after_a_plan_was_dropped() -> Sequence[Patch]:
     def forgetful(self: Blocks, blocks: Sequence[Resident]) -> bool:
         fresh = {block.key: block for block in blocks if block.key not in self.moving}
-        if not all(self._recalled(block) for block in fresh.values()):
+        if any(self._recalled_held(block) for block in fresh.values()):
             return False
         self.moving.update(fresh)
         return True
@@ -69,10 +70,7 @@ def _published_anew_after_a_plan_was_dropped() -> Sequence[Patch]:
 
 
 def _never_withdrawn() -> Sequence[Patch]:
-    def recalled(self: Blocks, block: Resident) -> bool:
-        return not self.held(block)
-
-    return [(Blocks, "_recalled", recalled)]
+    return [(Blocks, "_recalled_held", Blocks.held)]
 
 
 def _doomed_with_its_last_lease() -> Sequence[Patch]:

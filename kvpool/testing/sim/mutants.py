@@ -270,13 +270,13 @@ def _damaged_comes_back() -> Sequence[Patch]:
 
 
 def _held_given_away() -> Sequence[Patch]:
-    def recalled(self: Blocks, block: Resident) -> bool:
-        if self.board is not None:
-            self.moving.pop(block.key, None)
-            self.board.withdraw(block.key)
-        return True
+    withdraw = BoardTwin.withdraw
 
-    return [(Blocks, "held", lambda self, block: False), (Blocks, "_recalled", recalled)]
+    def blind(self: BoardTwin, key: BlockKey) -> bool:
+        withdraw(self, key)
+        return False
+
+    return [(BoardTwin, "held", lambda self, key: False), (BoardTwin, "withdraw", blind)]
 
 
 def _not_withdrawn() -> Sequence[Patch]:
