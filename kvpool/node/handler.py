@@ -157,11 +157,15 @@ class NodeHandler:
             return [outcome for outcome, _ in self._closed_to(blocks)]
         items, lower = self._wanted(blocks, sequence, tenant, near=False)
         grants = self._state.carve(lease_id, items, self._clock.now_ns())
-        came = [(item.key, found) for item, grant, found in zip(items, grants, lower, strict=True) if isinstance(grant, Granted)]
-        clean = [key for key, found in came if found is not None and found.tier is self._tiers.below]
-        self._state.mark(clean, dirty=False)
-        self._tiers.committed([key for key, _ in came if key not in clean] if clean else [key for key, _ in came])
-        return [Outcome.EXISTS if found is not None else _outcome(grant)[0] for grant, found in zip(grants, lower, strict=True)]
+        came = [item.key for item, grant in zip(items, grants, strict=True) if isinstance(grant, Granted)]
+        outcomes = [_outcome(grant)[0] for grant in grants]
+        if any(lower):
+            outcomes = [outcome if found is None else Outcome.EXISTS for outcome, found in zip(outcomes, lower, strict=True)]
+            clean = {item.key for item, found in zip(items, lower, strict=True) if found is not None and found.tier is self._tiers.below}
+            self._state.mark([key for key in came if key in clean], dirty=False)
+            came = [key for key in came if key not in clean]
+        self._tiers.committed(came)
+        return outcomes
 
     def _closed_to(self, blocks: Sequence[Reservation]) -> list[Grant]:
         """What a node that takes nothing more says."""

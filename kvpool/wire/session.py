@@ -73,14 +73,24 @@ class Kind(IntEnum):
     RELEASE = 6
 
 
-_USES: Final[dict[int, str]] = {
-    Kind.SLAB: "n",
-    Kind.PUT: "lsntb",
-    Kind.RESERVE: "fstb",
-    Kind.COMMIT: "lk",
-    Kind.RELEASE: "lk",
+class _Form(NamedTuple):
+    """What a kind of request says: `lacks` are places of head fields that are zero, of (flags, name, lease, sequence, nbytes)."""
+
+    kind: Kind
+    lacks: tuple[int, ...]
+    item: struct.Struct | None
+
+
+_FORMS: Final = {
+    form.kind: form
+    for form in (
+        _Form(Kind.SLAB, (0, 1, 2, 3), None),
+        _Form(Kind.PUT, (0,), _BLOCK),
+        _Form(Kind.RESERVE, (2, 4), _BLOCK),
+        _Form(Kind.COMMIT, (0, 1, 3, 4), _KEY),
+        _Form(Kind.RELEASE, (0, 1, 3, 4), _KEY),
+    )
 }
-"""What each kind says: flags, lease, sequence, nbytes, tenant, blocks, keys."""
 
 
 class Greeting(NamedTuple):
@@ -144,20 +154,24 @@ def encode_request(request: Request) -> bytes:
     kind, lease_id, sequence, nbytes, near, tenant, blocks, keys = request
     name, count = tenant.encode(), len(blocks) or len(keys)
     if count > MAX_BLOCKS or len(name) > MAX_TEXT:
-        raise ConfigError(
-            f"a message of a session takes {MAX_BLOCKS} blocks and a tenant's name of {MAX_TEXT} bytes at most; split the call"
-        )
-    if any(len(key) != _KEY.size for key in keys) or any(len(b.key) != _KEY.size or len(b.parent) not in (0, _KEY.size) for b in blocks):
-        raise ConfigError(f"a block key has {_KEY.size} bytes")
+        raise ConfigError(f"a session's message takes {MAX_BLOCKS} blocks and a tenant's name of {MAX_TEXT} bytes at most; split the call")
     try:
         head = _HEAD.pack(kind, near, count, len(name), 0, lease_id, sequence, nbytes)
-        tail = keys or [
-            _BLOCK.pack(key, parent or _NO_PARENT, depth, length, ttl_ms, priority_ms, priority, bool(parent), _ZEROS)
-            for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
-        ]
+        tail = [_spell(*block) for block in blocks] if blocks else [_checked(key) for key in keys]
     except struct.error as error:
         raise ConfigError(f"a message of a session can't say that: {error}") from error
     return b"".join((head, name, *tail))
+
+
+def _spell(key: bytes, parent: bytes, depth: int, length: int, ttl_ms: int, priority: int, priority_ms: int) -> bytes:
+    above = _checked(parent) if parent else _NO_PARENT
+    return _BLOCK.pack(_checked(key), above, depth, length, ttl_ms, priority_ms, priority, bool(parent), _ZEROS)
+
+
+def _checked(key: bytes) -> bytes:
+    if len(key) != _KEY.size:
+        raise ConfigError(f"a block key has {_KEY.size} bytes, got {len(key)}")
+    return key
 
 
 def decode_request(data: bytes) -> Request:
@@ -165,20 +179,15 @@ def decode_request(data: bytes) -> Request:
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a request of {len(data)} bytes")
     kind, flags, count, name_bytes, zero, lease_id, sequence, nbytes = _HEAD.unpack_from(data)
-    uses = _USES.get(kind, "")
-    if not uses:
+    form = _FORMS.get(kind)
+    if form is None:
         raise ProtocolError(f"a request of unknown kind {kind}")
-    said = {"f": flags, "l": lease_id, "s": sequence, "n": nbytes, "t": name_bytes}
-    if zero or flags > _NEAR or any(value and field not in uses for field, value in said.items()):
+    said = (flags, name_bytes, lease_id, sequence, nbytes)
+    if zero or flags > _NEAR or any(map(said.__getitem__, form.lacks)):
         raise ProtocolError(f"a request of kind {kind} with fields it doesn't have")
-    item = _BLOCK if "b" in uses else _KEY if "k" in uses else None
-    start = _HEAD.size + name_bytes
-    if (
-        count > MAX_BLOCKS
-        or name_bytes > MAX_TEXT
-        or len(data) != start + count * (0 if item is None else item.size)
-        or (count and not item)
-    ):
+    item, start = form.item, _HEAD.size + name_bytes
+    end = start + count * (item.size if item is not None else len(data) + 1)  # without items: no count but 0
+    if count > MAX_BLOCKS or name_bytes > MAX_TEXT or len(data) != end:
         raise ProtocolError(f"a request of kind {kind} and {len(data)} bytes for {count} blocks")
     if max(sequence, nbytes) >= _MAX_COUNT:
         raise ProtocolError("a request with numbers beyond all bounds")
@@ -189,7 +198,7 @@ def decode_request(data: bytes) -> Request:
     body = data[start:]
     blocks = [_block(*fields) for fields in _BLOCK.iter_unpack(body)] if item is _BLOCK else ()
     keys = [key for (key,) in _KEY.iter_unpack(body)] if item is _KEY else ()
-    return Request(Kind(kind), lease_id, sequence, nbytes, bool(flags), tenant, blocks, keys)
+    return Request(form.kind, lease_id, sequence, nbytes, bool(flags), tenant, blocks, keys)
 
 
 def _block(
