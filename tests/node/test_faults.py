@@ -5,13 +5,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvpool.block import BlockKey, Framer
 from kvpool.errors import FrameError
+from kvpool.node.service import NodeConfig, PoolNode
+from kvpool.pool import PoolLimits
 from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer
 from kvpool.testing.node_process import NodeProcess
 from kvpool.tier import ArenaMapping
@@ -113,32 +117,69 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 """
 
 
-async def test_stopped_writer_loses_its_reservations_and_can_publish_nothing_afterwards(reader: Reader) -> None:
-    """SIGSTOP of a client that holds the whole pool for writing: its lease ends, others write, and what it scribbles is never served."""
+@pytest.fixture
+async def unfenced(tmp_path: Path) -> AsyncIterator[Reader]:
+    """The same, but bytes under a lease that ran out are anybody's at once, as the default is after half a minute."""
+    node = PoolNode(NodeConfig(capacity_bytes=BLOCKS * SIZE, offers=("shm", "grpc"), arena_directory=tmp_path, limits=PoolLimits()))
+    await node.start()
+    rpc = PoolRpc(node.address, NodeIdentity(node.node_id, node.incarnation))
+    try:
+        yield Reader(rpc, await rpc.describe(_LIMIT_S))
+    finally:
+        await rpc.close()
+        await node.stop()
+
+
+@asynccontextmanager
+async def stopped_writer(reader: Reader) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A client that holds the whole pool for writing is stopped, and its lease has ended. What this gives lets it scribble, and end."""
     argv = [sys.executable, "-c", WRITER, reader.rpc.address, str(BLOCKS), str(LENGTH)]
     with await asyncio.to_thread(lambda: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as writer:
-        assert writer.stdin is not None
-        assert writer.stdout is not None
-        assert await asyncio.to_thread(writer.stdout.readline) == f"reserved {BLOCKS}\n"
-        writer.send_signal(signal.SIGSTOP)
-        assert await reader.put(chain("early", 1)) == [Outcome.NO_SPACE]
-        deadline = time.monotonic() + _LIMIT_S
-        while (await reader.rpc.describe(_LIMIT_S)).write_leases:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-        keys = chain("after", BLOCKS)
+        try:
+            assert writer.stdout is not None
+            assert await asyncio.to_thread(writer.stdout.readline) == f"reserved {BLOCKS}\n"
+            writer.send_signal(signal.SIGSTOP)
+            assert await reader.put(chain("early", 1)) == [Outcome.NO_SPACE]
+            deadline = time.monotonic() + _LIMIT_S
+            while (await reader.rpc.describe(_LIMIT_S)).write_leases:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+            async def goes_on() -> None:
+                assert writer.stdin is not None
+                assert writer.stdout is not None
+                writer.send_signal(signal.SIGCONT)
+                writer.stdin.write("\n")
+                writer.stdin.flush()
+                assert await asyncio.to_thread(writer.stdout.readline) == "committed 0\n"
+                assert writer.wait(_LIMIT_S) == 0
+
+            yield goes_on
+        finally:
+            writer.kill()
+
+
+async def test_stopped_writer_loses_its_reservations_and_can_publish_nothing_afterwards(unfenced: Reader) -> None:
+    """SIGSTOP of a client that writes: others write once its time is up, and what it scribbles even later is never served as theirs."""
+    reader, keys = unfenced, chain("after", BLOCKS)
+    async with stopped_writer(reader) as goes_on:
         assert await reader.put(keys) == [Outcome.GRANTED] * BLOCKS
-        writer.send_signal(signal.SIGCONT)
-        writer.stdin.write("\n")
-        writer.stdin.flush()
-        assert await asyncio.to_thread(writer.stdout.readline) == "committed 0\n"
-        assert writer.wait(_LIMIT_S) == 0
+        await goes_on()
     lease_id, places = await reader.rpc.acquire("r", 10_000, keys, _LIMIT_S)
     assert not any(place is not None and reader.whole(key, place) for key, place in zip(keys, places, strict=True))
     await reader.rpc.release(lease_id, keys, _LIMIT_S)
     assert await reader.rpc.lookup(keys, _LIMIT_S) == bytes(BLOCKS)
     assert (await reader.rpc.describe(_LIMIT_S)).counters["corrupt"] == BLOCKS
     assert await reader.put(keys) == [Outcome.GRANTED] * BLOCKS
+
+
+async def test_stopped_writer_scribbles_on_nobodys_bytes_while_its_fence_lasts(reader: Reader) -> None:
+    """A node keeps the bytes of a lease that ran out for itself for a while, so a writer that is a little late harms nobody."""
+    async with stopped_writer(reader) as goes_on:
+        assert await reader.put(chain("after", BLOCKS)) == [Outcome.NO_SPACE] * BLOCKS
+        await goes_on()
+    described = await reader.rpc.describe(_LIMIT_S)
+    assert (described.blocks, described.write_leases, described.pinned_bytes) == (0, 0, described.capacity_bytes)
 
 
 async def test_probe_storm_neither_stops_eviction_nor_keeps_anything_warm(reader: Reader) -> None:
