@@ -61,6 +61,8 @@ _MAX_OUTCOME: Final = max(Outcome)
 
 MAX_MESSAGE: Final = _HEAD.size + MAX_TEXT + MAX_BLOCKS * _BLOCK.size
 """Bytes of the longest packet."""
+MAX_ANSWER: Final = _ANSWER.size + max(MAX_TEXT, 9 * MAX_BLOCKS)
+"""Bytes of the longest answer."""
 
 
 class Kind(IntEnum):

@@ -24,7 +24,7 @@ from kvpool.errors import ClosedError, DeadlineError, ProtocolError, Unavailable
 from kvpool.request.pool import Grant, Outcome, Reservation, Slab
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.session import (
-    MAX_MESSAGE,
+    MAX_ANSWER,
     Answer,
     Greeting,
     Kind,
@@ -185,7 +185,7 @@ class Session:
     def _receive(self, deadline_ns: int) -> bytes:
         """The next packet; `OSError` when there is none ever."""
         self._wait(deadline_ns)
-        data = self._sock.recv(MAX_MESSAGE)
+        data = self._sock.recv(MAX_ANSWER)
         if not data:
             raise ConnectionResetError("the node ended the session")
         return data
@@ -215,7 +215,7 @@ class Session:
         try:
             socket.send_fds(self._sock, [encode_greeting(Greeting(node, owner))], [cell_fd])
             self._wait(deadline_ns)
-            data, ancillary, _, _ = self._sock.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._sock.recvmsg(MAX_ANSWER, socket.CMSG_SPACE(array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise UnavailableError(f"{self._path}: {error}") from error
         for level, kind, content in ancillary:
