@@ -34,19 +34,18 @@ _kept: list[object] = []  # what a wire that did not close may still touch
 
 
 class Wire:
-    """A session and its lanes to the node of `offer`.
+    """A session and its lanes to the node of `offer`: one, and where `look` finds TCP, as many as the settings say.
 
     Raises `ConfigError` (no usable UCX here) or `UnavailableError` (the offer leads nowhere from here). Moving sends the first byte.
     """
 
     def __init__(self, offer: UcxOffer, settings: UcxSettings) -> None:
-        self._session = UcpSession(settings)
+        self._session, self._offer, self._count = UcpSession(settings), offer, settings.lanes
         self._poller = select.poll()
         self._poller.register(self._session.descriptor, select.POLLIN)
         self._lanes: list[Lane] = []
         try:
-            for _ in range(settings.lanes):
-                self._lanes.append(Lane(self._session, offer))
+            self._lanes.append(Lane(self._session, offer))
         except UnavailableError:
             self.close(None)
             raise
@@ -57,9 +56,15 @@ class Wire:
         return self._session.library.text
 
     def look(self) -> tuple[str, ...]:
-        """After the first transfer: what UCX sends over. Where the hardware serves by itself, one lane takes everything from now on."""
+        """After the first transfer: what UCX sends over.
+
+        Where the hardware serves by itself the one lane, a queue pair at either end, takes everything from now on. Elsewhere the others
+        join it; raises `UnavailableError` if they can't.
+        """
         transports = self._lanes[0].transports()
         self._lanes[0].one_sided = is_one_sided(transports)
+        while not self._lanes[0].one_sided and len(self._lanes) < self._count:
+            self._lanes.append(Lane(self._session, self._offer))
         return transports
 
     def move(self, runs: Sequence[Run], buffer: Bytes, *, put: bool, deadline_ns: int, stop: Callable[[], None]) -> None:
@@ -67,8 +72,7 @@ class Wire:
 
         Raises `DeadlineError`, `UnavailableError` or what `stop` raises; the wire must be closed then.
         """
-        address, one_sided = buffer.ctypes.data, self._lanes[0].one_sided
-        lanes = self._lanes[:1] if one_sided else self._lanes
+        address, one_sided, lanes = buffer.ctypes.data, self._lanes[0].one_sided, self._lanes
         work = pieces(runs, one_sided=one_sided)
         piece = next(work, None)
         spin_until = 0
