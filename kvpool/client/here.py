@@ -70,6 +70,7 @@ class Here:
     def __init__(self, links: Links, framer: Framer, counts: Counts, *, always: bool) -> None:
         self._links = links
         self.glances = Glances(framer)
+        self.header_bytes = framer.header_bytes
         self._counts = counts
         self._always = always
 
@@ -151,23 +152,29 @@ class Here:
         limits: Limits,
     ) -> None:
         """`read` from one node what hasn't come yet."""
-        wanted = [j for j, came in enumerate(got) if not came]
+        wanted: Sequence[int] = [j for j, came in enumerate(got) if not came]
         for _ in range(_TRIES):
             if not wanted or limits.over():
                 return
-            found = board.find(keys if len(wanted) == len(keys) else [keys[j] for j in wanted], time.monotonic_ns())
-            offsets, lengths, flags = found.offsets.tolist(), found.lengths.tolist(), found.flags.tolist()
+            some = keys if len(wanted) == len(keys) else [keys[j] for j in wanted]
+            found = board.find(some, time.monotonic_ns())
+            good = self.glances.alike(memory, found, some, [counts[j] for j in wanted])
+            offsets, lengths = found.offsets.tolist(), found.lengths.tolist()
+            doubtful = self._doubtful(reach, found)
             copied: list[int] = []
             moved = 0
-            for at in np.flatnonzero(found.present).tolist():
-                j = wanted[at]
-                if self._copy(reach, memory, offsets[at], lengths[at], flags[at], keys[j], self.glances[counts[j]], targets[j]):
-                    copied.append(at)
-                moved += lengths[at]
-                if moved > LOOK_BYTES:
-                    moved = 0
-                    if limits.over():
-                        break
+            for at in range(len(wanted)):
+                if good[at]:
+                    j, offset, length = wanted[at], offsets[at], lengths[at]
+                    target = targets[j]
+                    np.copyto(target, memory[offset + self.header_bytes : offset + length])
+                    if not doubtful or self._sound(memory, offset, some[at], counts[j], target):
+                        copied.append(at)
+                    moved += length
+                    if moved > LOOK_BYTES:
+                        moved = 0
+                        if limits.over():
+                            break
             changed = self._take(board, found, copied, wanted, got)
             if changed:
                 self._counts.add("retries", len(changed))
@@ -203,6 +210,14 @@ class Here:
         """Whether checksums must be looked at."""
         return self._always or not reach.by_generation or flags & _UNVERIFIED != 0
 
+    def _doubtful(self, reach: LocalReach, found: Found) -> bool:
+        """Whether that is so for any of what was found: then it is looked at for all."""
+        return self._always or not reach.by_generation or bool((found.flags[found.present] & _UNVERIFIED).any())
+
+    def _sound(self, memory: Bytes, offset: int, key: BlockKey, n_tokens: int, payload: Bytes) -> bool:
+        """Whether both checksums of a frame are right; `payload` may be a copy of its own."""
+        return self.glances[n_tokens].sound(memory[offset : offset + self.header_bytes].tobytes(), key, payload)
+
     def deliver(self, keys: Sequence[BlockKey], counts: Sequence[int], sink: Sink, limits: Limits) -> int:
         """Call `sink(j, payload)` with read-only payloads in the arena for the leading run that is here, held meanwhile.
 
@@ -232,14 +247,14 @@ class Here:
         limits: Limits,
     ) -> int:
         """`deliver` of the next batch from one node."""
-        held = Held.take(reach, board, keys[start : start + _BATCH])
+        some = keys[start : start + _BATCH]
+        held = Held.take(reach, board, some)
         if held is None:
             return 0
         with held:
             came = 0
-            while came < held.count and not limits.over():
-                payload = self.payload(held, came, keys[start + came], counts[start + came])
-                if payload is None:
+            for payload in self.payloads(held, some, counts[start : start + _BATCH]):
+                if limits.over():
                     break
                 sink(start + came, payload)
                 came += 1
@@ -260,17 +275,26 @@ class Here:
         self._counts.add("hits", best.count if best is not None else 0)
         return best
 
-    def payload(self, held: Held, at: int, key: BlockKey, n_tokens: int) -> Bytes | None:
-        """The payload of block `at` of what is held; None when what lies there isn't it."""
-        glance, found = self.glances[n_tokens], held.found
-        offset, length = int(found.offsets[at]), int(found.lengths[at])
-        start = offset + glance.header_bytes
-        raw, payload = held.memory[offset:start].tobytes(), held.memory[start : offset + length]
-        if length != glance.frame_bytes or not glance.matches(raw, key):
-            return None
-        if self._doubts(held.reach, int(found.flags[at])) and not glance.sound(raw, key, payload):
-            return None
-        return payload
+    def payloads(self, held: Held, keys: Sequence[BlockKey], counts: Sequence[int]) -> Iterator[Bytes]:
+        """The payloads of what is held, read-only, up to the first that isn't what it should be."""
+        memory, found = held.memory, held.found
+        good = self.glances.alike(memory, found, keys, counts)
+        offsets, lengths = found.offsets.tolist(), found.lengths.tolist()
+        doubtful = self._doubtful(held.reach, found)
+        for at in range(held.count):
+            offset = offsets[at]
+            payload = memory[offset + self.header_bytes : offset + lengths[at]]
+            if not good[at] or (doubtful and not self._sound(memory, offset, keys[at], counts[at], payload)):
+                return
+            yield payload
+
+    def shown(self, held: Held, keys: Sequence[BlockKey], counts: Sequence[int]) -> list[int]:
+        """Where in `held.memory` these payloads begin."""
+        good = self.glances.alike(held.memory, held.found, keys, counts)
+        if all(good[: held.count]) and not self._doubtful(held.reach, held.found):
+            starts: list[int] = (held.found.offsets[: held.count] + np.uint64(self.header_bytes)).tolist()
+            return starts
+        return [payload.ctypes.data - held.memory.ctypes.data for payload in self.payloads(held, keys, counts)]
 
 
 def _memory_of(reach: LocalReach) -> Bytes | None:

@@ -60,28 +60,21 @@ def view_of(here: Here, geometry: Geometry, keys: Sequence[BlockKey]) -> View:
     if held is None:
         return View(0, [], None)
     try:
-        payloads: list[Bytes] = []
-        for at in range(held.count):
-            payload = here.payload(held, at, keys[at], n_tokens)
-            if payload is None:
-                break
-            payloads.append(payload)
-        blocks = _shaped(payloads, held, geometry)
+        starts = here.shown(held, keys, [n_tokens] * len(keys))
+        blocks = _shaped(held.memory, starts, geometry)
     except BaseException:
         held.release()
         raise
-    held.touch(len(payloads))
-    return View(len(payloads) * n_tokens, blocks, held)
+    held.touch(len(starts))
+    return View(len(starts) * n_tokens, blocks, held)
 
 
-def _shaped(payloads: list[Bytes], held: Held, geometry: Geometry) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-    """The payloads with the geometry's element type and shape: one array where they lie at equal distances."""
-    count = len(payloads)
-    shape = blocks_shape(geometry, count)
+def _shaped(memory: Bytes, starts: list[int], geometry: Geometry) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
+    """The payloads that begin at `starts` with the geometry's element type and shape: one array where they lie at equal distances."""
+    shape = blocks_shape(geometry, len(starts))
     dtype = element_type(geometry) if len(shape) > 2 else np.dtype(np.uint8)
-    offsets = held.found.offsets[:count].astype(np.int64)
-    steps = np.diff(offsets)
-    if count < 2 or steps.min() != steps.max() or steps[0] < 0:
-        return [payload.view(dtype).reshape(shape[1:]) for payload in payloads]
-    inner = payloads[0].view(dtype).reshape(shape[1:])
-    return np.lib.stride_tricks.as_strided(inner, shape, (int(steps[0]), *inner.strides), writeable=False)
+    step = starts[1] - starts[0] if len(starts) > 1 else 0
+    if step <= 0 or starts != list(range(starts[0], starts[-1] + 1, step)):
+        return [np.ndarray(shape[1:], dtype, memory, start) for start in starts]
+    inner = np.ndarray(shape[1:], dtype, memory, starts[0])
+    return np.ndarray(shape, dtype, memory, starts[0], (step, *inner.strides))
