@@ -71,7 +71,7 @@ def _session(args: argparse.Namespace) -> Iterator[tuple[Session, TcpServer]]:
         session = Session.open(args.session, NodeIdentity(args.node_id, args.incarnation), "tcp data plane", cell.fd, _SESSION_S)
         stack.callback(session.close)
         board = BoardReader(session.board_fd, cell, args.node_id, args.incarnation)
-        served = Served(node_id=args.node_id, incarnation=args.incarnation, arena=arena.data, index=BoardIndex(board))
+        served = Served(node_id=args.node_id, incarnation=args.incarnation, arena=arena.data, index=BoardIndex(board, cell))
         server = TcpServer(args.listen, served, tls=_tls(args), admit=_admit(args.tokens))
         stack.callback(server.close)
         yield session, server

