@@ -25,7 +25,7 @@ import sys
 import time
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
@@ -366,7 +366,7 @@ def main() -> None:
         return
     tally = prove(args.seconds, args.readers, args.sabotage, args.seed)
     if args.json:
-        print(json.dumps(asdict(tally) | {"as_expected": tally.as_expected}))
+        print(json.dumps(vars(tally) | {"as_expected": tally.as_expected}))
     else:
         done = ", ".join(f"{count} {name}" for name, count in sorted(tally.done.items()))
         print(f"{tally.wrong} wrong in {tally.seconds:.1f} s, {tally.readers} readers, {tally.killed} killed: {done}")
