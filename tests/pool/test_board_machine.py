@@ -170,6 +170,7 @@ class BoardMachine(RuleBasedStateMachine):
         lease_id = data.draw(st.sampled_from(sorted(self.slabs)))
         _, (start, size), _ = self.slabs[lease_id]
         self.settle()
+        self.pool.tick(self.now)
         size_each = units(length)
         blocks = blocks[: size // size_each]
         there = {key for key in KEYS if self.pool.locate(key) is not None or self.pool.writing(key)}
