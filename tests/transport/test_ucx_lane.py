@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvpool.errors import ConfigError
-from kvpool.transport import Run
-from kvpool.transport.ucx.lane import is_one_sided, pieces
+from kvpool.errors import ConfigError, UnavailableError
+from kvpool.transport import Run, UcxOffer
+from kvpool.transport.ucx.lane import check_offer, is_one_sided, pieces
 from kvpool.transport.ucx.session import usable_transports
 from kvpool.units import MIB
 
@@ -54,3 +54,18 @@ def test_old_ucx_asked_for_rdma_by_name_is_a_clear_error(wanted: str) -> None:
     """Silently taking TCP would look as if the cards were slow."""
     with pytest.raises(ConfigError, match=r"install UCX 1\.19"):
         usable_transports(wanted, (1, 18, 1))
+
+
+def test_offer_that_ucx_would_abort_on_is_refused_before() -> None:
+    """UCX asserts the version of an address, and reads as many bytes as it expects of both."""
+    good = UcxOffer(worker_address=bytes(range(16, 122)), rkey=bytes(11), base_address=4096, length=1)
+    check_offer(good)
+    for worker_address, rkey, message in (
+        (b"\x02" + good.worker_address[1:], good.rkey, "newer"),
+        (b"", good.rkey, "cut short"),
+        (good.worker_address[:9], good.rkey, "cut short"),
+        (good.worker_address, b"", "cut short"),
+        (good.worker_address, good.rkey[:8], "cut short"),
+    ):
+        with pytest.raises(UnavailableError, match=message):
+            check_offer(UcxOffer(worker_address=worker_address, rkey=rkey, base_address=4096, length=1))

@@ -26,6 +26,8 @@ from kvpool.transport.ucx.session import MESSAGE_BYTES, UcpSession
 WINDOW: Final = 64
 _MAX_TRANSPORTS: Final = 16
 _ONE_SIDED: Final = ("rc", "dc")
+_NEWEST_ADDRESS: Final = 1  # what UCX up to 1.23 calls v2; the low half of an address's first byte
+_LEAST_ADDRESS, _LEAST_RKEY = 10, 9  # header, worker and one byte more; map of memory domains and kind of memory
 
 
 class Lane:
@@ -38,6 +40,7 @@ class Lane:
         self._rkey: int | None = None
         self.pending: deque[int] = deque()
         self.one_sided = False
+        check_offer(offer)
         self._handle = self._connect(session.worker, offer.worker_address)
         try:
             self._rkey = self._unpack(offer.rkey)
@@ -125,6 +128,14 @@ class Lane:
 def is_one_sided(transports: Sequence[str]) -> bool:
     """Whether one of these is served by the network card alone; an unknown list is not."""
     return any(name.startswith(_ONE_SIDED) for name in transports)
+
+
+def check_offer(offer: UcxOffer) -> None:
+    """Raises `UnavailableError` for what would make UCX abort or read beyond the end: an address of a format to come, or a piece of one."""
+    if len(offer.worker_address) < _LEAST_ADDRESS or len(offer.rkey) < _LEAST_RKEY:
+        raise UnavailableError("the node's offer is cut short")
+    if offer.worker_address[0] & 15 > _NEWEST_ADDRESS:
+        raise UnavailableError("the node's UCX is newer than this kvpool knows: its address has another format")
 
 
 def pieces(runs: Sequence[Run], *, one_sided: bool) -> Iterator[Run]:
