@@ -12,7 +12,7 @@ from kvpool.pool.resident import Resident
 
 
 class Announcer(Protocol):
-    """A board as the pool needs it. Must be quick and not call back.
+    """A board as the pool needs it. Must be quick and not call back. Contract: `kvpool.testing.announcer_kit`.
 
     Holds are told by key: every record ever published under it counts, withdrawn ones too, until nobody holds it.
     """
@@ -25,7 +25,7 @@ class Announcer(Protocol):
         ...
 
     def withdraw(self, key: BlockKey) -> bool:
-        """Nobody new finds the block; whether somebody holds it now. A key without a record: False."""
+        """Nobody new finds the block; whether somebody holds it now, or one of its key that was withdrawn before. No record: False."""
         ...
 
     def held(self, key: BlockKey) -> bool:

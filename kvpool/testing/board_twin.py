@@ -48,7 +48,7 @@ class BoardTwin:
             self.late.discard(key)
             self.hold(key)
         record = self.records.pop(key, None)
-        return record is not None and record in self.holds.values()
+        return record is not None and self.held(key)
 
     def held(self, key: BlockKey) -> bool:
         """See `Announcer`."""
