@@ -1,7 +1,8 @@
 """A node's board as the TCP plane's index: frames are found on it and held by the plane's own cell while they are sent."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,15 +16,17 @@ _TRIES: Final = 4
 
 
 class _Frames(NamedTuple):
-    """`Taken`."""
+    """`Taken`. The node hears of their use afterwards: the client waits until then."""
 
     statuses: bytes
     places: Sequence[tuple[int, int]]
     hold: Hold | None = None
+    touch: Callable[[], None] | None = None
 
     def release(self) -> None:
-        if self.hold is not None:
+        if self.hold is not None and self.touch is not None:
             self.hold.release()
+            self.touch()
 
 
 class BoardIndex:
@@ -52,9 +55,8 @@ class BoardIndex:
             elif not left.size:
                 break
             elif (hold := self._board.hold(found, left.size)) is not None:
-                self._board.touch(found, left.size)
                 places = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
-                return _Frames(_marked(count, left), places, hold)
+                return _Frames(_marked(count, left), places, hold, partial(self._board.touch, found, left.size))
         return _Frames(bytes(count), ())
 
     def _take_one(self, key: bytes, length: int) -> Taken:
@@ -67,8 +69,7 @@ class BoardIndex:
             if hold is None:
                 break
             if self._board.still(place):
-                self._board.touch_one(place)
-                return _Frames(b"\1", ((place.offset, length),), hold)
+                return _Frames(b"\1", ((place.offset, length),), hold, partial(self._board.touch_one, place))
             hold.release()
         return _Frames(b"\0", ())
 

@@ -5,11 +5,11 @@ of JSON and ends with its standard input, so no owner survives the process that 
 """
 
 import argparse
+import hashlib
 import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import uuid
@@ -20,9 +20,11 @@ from typing import Self
 
 from kvpool.block import BlockKey
 from kvpool.errors import ConfigError, DeadlineError
+from kvpool.node.tcp_index import BoardIndex
 from kvpool.tier import DEFAULT_DIRECTORY, Arena, ArenaMapping
+from kvpool.tier.board import Board, BoardReader, Cell
 from kvpool.transport import ShmOffer, UcxOffer, host_boot_id
-from kvpool.transport.tcp import MemoryIndex, Peer, Served, TcpServer
+from kvpool.transport.tcp import Peer, Served, TcpServer
 from kvpool.transport.ucx import UcxTarget
 from kvpool.transport.ucx.process import decode_offer, encode_offer
 
@@ -149,12 +151,16 @@ def main() -> None:
 
 def frame_key(offset: int, length: int) -> BlockKey:
     """The key of a frame at that place."""
-    return BlockKey(struct.pack("<QQQQ", offset + 1, offset ^ 0x5851F42D4C957F2D, length, ~offset & 0xFFFFFFFF))
+    return BlockKey(hashlib.sha256(f"{offset} {length}".encode()).digest())
 
 
 def _tcp_server(arena: Arena, node_id: str, frames: Sequence[tuple[int, int]]) -> TcpServer:
-    index = MemoryIndex()
-    index.frames.update({frame_key(offset, length): (offset, length) for offset, length in frames})
+    """As the data plane of a node has it, with its frames on a board."""
+    board, cell = Board.create(node_id, _INCARNATION, max_blocks=4096, capacity=arena.capacity), Cell.create()
+    board.attach(cell.fd)
+    for offset, length in frames:
+        board.publish(frame_key(offset, length), offset, length)
+    index = BoardIndex(BoardReader(board.read_fd, cell, node_id, _INCARNATION), cell)
     return TcpServer("127.0.0.1:0", Served(node_id=node_id, incarnation=_INCARNATION, arena=arena.data, index=index))
 
 

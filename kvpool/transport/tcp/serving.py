@@ -18,13 +18,15 @@ from kvpool.errors import AccessError, DeadlineError, ProtocolError, Unavailable
 from kvpool.transport.reach import Bytes
 from kvpool.transport.tcp import wire
 from kvpool.transport.tcp.index import Index
-from kvpool.transport.tcp.stream import NEVER_NS, Piece, Stream
+from kvpool.transport.tcp.stream import NEVER_NS, Stream
 from kvpool.units import SECOND
 
 HELLO_NS: Final = 5 * SECOND
 """How long a stranger may hold a connection."""
 _FAREWELL_NS: Final = SECOND
 _RECHECK_NS: Final = SECOND
+_START_BYTES: Final = 4096
+"""Read at once: of most requests everything, of a write what comes with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,10 @@ class Serving:
         self._full = full
         self._token = ""
         self._admitted_ns = 0
-        self._request = bytearray(wire.REQUEST.size)
+        self._start = bytearray(_START_BYTES)
         self._watch = select.poll()
         self._watch.register(stream.descriptor, select.POLLRDHUP)
-        self._kinds: dict[wire.Kind, Callable[[bytearray, int, int], None]] = {
+        self._kinds: dict[wire.Kind, Callable[[bytearray, memoryview, int, int], None]] = {
             wire.Kind.PROBE: self._probe,
             wire.Kind.GET: self._get,
             wire.Kind.READ: self._read,
@@ -105,25 +107,31 @@ class Serving:
         self._stream.send([wire.pack_answer(0, wire.SIZE.size), wire.SIZE.pack(served.arena.size)], deadline_ns)
 
     def _answer(self) -> None:
-        self._stream.receive([self._request], NEVER_NS)
+        start, head = memoryview(self._start), wire.REQUEST.size
+        start = start[: self._stream.receive_some(start, head, NEVER_NS)]
         now_ns = time.monotonic_ns()
-        kind, count, may_take_ns = wire.unpack_request(self._request)
+        kind, count, may_take_ns = wire.unpack_request(start[:head])
         if now_ns - self._admitted_ns > _RECHECK_NS:
             self._check()
-        table = bytearray(count * wire.ROW_BYTES[kind])
-        deadline_ns = now_ns + may_take_ns
-        self._stream.receive([table], deadline_ns)
-        self._kinds[kind](table, count, deadline_ns)
+        deadline_ns, table_bytes = now_ns + may_take_ns, count * wire.ROW_BYTES[kind]
+        table, rest = bytearray(start[head : head + table_bytes]), start[head + table_bytes :]
+        if len(table) < table_bytes:
+            missing = bytearray(table_bytes - len(table))
+            self._stream.receive([missing], deadline_ns)
+            table += missing
+        if rest and kind is not wire.Kind.WRITE:
+            raise ProtocolError("a request came before the last one was answered")
+        self._kinds[kind](table, rest, count, deadline_ns)
 
     def _check(self) -> None:
         """Whether the token still counts."""
         self._admit(self._token)
         self._admitted_ns = time.monotonic_ns()
 
-    def _probe(self, table: bytearray, count: int, deadline_ns: int) -> None:
+    def _probe(self, table: bytearray, rest: memoryview, count: int, deadline_ns: int) -> None:
         self._stream.send([wire.pack_answer(count, count), self._served.index.probe(bytes(table))], deadline_ns)
 
-    def _get(self, table: bytearray, count: int, deadline_ns: int) -> None:
+    def _get(self, table: bytearray, rest: memoryview, count: int, deadline_ns: int) -> None:
         keys, lengths = wire.unpack_wants(table, count)
         taken = self._served.index.take(keys, lengths)
         try:
@@ -134,20 +142,28 @@ class Serving:
         finally:
             taken.release()
 
-    def _read(self, table: bytearray, count: int, deadline_ns: int) -> None:
+    def _read(self, table: bytearray, rest: memoryview, count: int, deadline_ns: int) -> None:
         runs = wire.unpack_runs(table, self._served.arena.size)
         self._stream.send([wire.pack_answer(count, sum(length for _, length in runs)), *self._views(runs)], deadline_ns)
 
-    def _write(self, table: bytearray, count: int, deadline_ns: int) -> None:
+    def _write(self, table: bytearray, rest: memoryview, count: int, deadline_ns: int) -> None:
         runs = wire.unpack_runs(table, self._served.arena.size)
         if self._watch.poll(0):
             raise UnavailableError("the client of a write has gone")
-        self._stream.receive(self._views(runs), deadline_ns)
+        views = self._views(runs)
+        if len(rest) > sum(map(len, views)):
+            raise ProtocolError("more bytes than the runs of a write have")
+        for index, view in enumerate(views):  # what came with the table
+            there = min(len(view), len(rest))
+            view[:there], views[index], rest = rest[:there], view[there:], rest[there:]
+            if not rest:
+                break
+        self._stream.receive(views, deadline_ns)
         if not seconds_left(deadline_ns):
             raise DeadlineError("a write came too late")
         self._stream.send([wire.pack_answer(count, 0)], deadline_ns)
 
-    def _views(self, places: Sequence[tuple[int, int]]) -> list[Piece]:
+    def _views(self, places: Sequence[tuple[int, int]]) -> list[memoryview]:
         arena = self._arena
         return [arena[offset : offset + length] for offset, length in places]
 

@@ -20,13 +20,15 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from kvpool.errors import DeadlineError, UnavailableError
 from kvpool.units import KIB, MS
 
 Piece = bytes | bytearray | memoryview
 """Contiguous bytes; an array goes as its `data`."""
+
+T = TypeVar("T")
 
 IOV_MAX: Final = os.sysconf("SC_IOV_MAX")
 NEVER_NS: Final = sys.maxsize
@@ -53,6 +55,10 @@ class Stream(Protocol):
 
     def receive(self, pieces: Sequence[Piece], deadline_ns: int) -> None:
         """Fill all of them (writable)."""
+        ...
+
+    def receive_some(self, piece: memoryview, least: int, deadline_ns: int) -> int:
+        """Fill the first `least` bytes of `piece` at least, and more of it with what has come already; how many."""
         ...
 
     def abort(self) -> None:
@@ -85,6 +91,13 @@ class PlainStream:
         """See `Stream.receive`."""
         self._move(pieces, deadline_ns, socket.SO_RCVTIMEO, self._fill)
 
+    def receive_some(self, piece: memoryview, least: int, deadline_ns: int) -> int:
+        """See `Stream.receive_some`."""
+        got = 0
+        while got < least:
+            got += self._once(self._socket.recv_into, piece[got:], deadline_ns, socket.SO_RCVTIMEO)
+        return got
+
     def abort(self) -> None:
         """See `Stream.abort`."""
         shut(self._socket)
@@ -102,19 +115,24 @@ class PlainStream:
     def _move(self, pieces: Sequence[Piece], deadline_ns: int, limit: int, call: Callable[[Sequence[Piece]], int]) -> None:
         total = sum(map(len, pieces))
         while total:
-            self._limit(limit, deadline_ns)
-            try:
-                moved = call(pieces[:IOV_MAX])
-            except BlockingIOError:
-                self._limits[limit] = -1  # of no use any more
-                continue
-            except OSError as error:
-                raise UnavailableError(f"the connection broke: {error.strerror}") from None
-            if not moved:
-                raise UnavailableError("the other end hung up")
+            moved = self._once(call, pieces[:IOV_MAX], deadline_ns, limit)
             total -= moved
-            if total:
+            if total and moved:
                 pieces = _without(pieces, moved)
+
+    def _once(self, call: Callable[[T], int], what: T, deadline_ns: int, limit: int) -> int:
+        """The bytes that one call has moved; 0 when its limit has passed and the deadline hasn't."""
+        self._limit(limit, deadline_ns)
+        try:
+            moved = call(what)
+        except BlockingIOError:
+            self._limits[limit] = -1  # of no use any more
+            return 0
+        except OSError as error:
+            raise UnavailableError(f"the connection broke: {error.strerror}") from None
+        if not moved:
+            raise UnavailableError("the other end hung up")
+        return moved
 
     def _limit(self, limit: int, deadline_ns: int) -> None:
         """Let the kernel wait no longer than until then, or not much: a limit that is there from before and near enough is left alone.

@@ -54,6 +54,13 @@ class TlsStream:
         for piece in pieces:
             self._move(memoryview(piece), deadline_ns, self._socket.recv_into)
 
+    def receive_some(self, piece: memoryview, least: int, deadline_ns: int) -> int:
+        """See `Stream.receive_some`."""
+        got = 0
+        while got < least:
+            got += self._once(piece[got:], deadline_ns, self._socket.recv_into)
+        return got
+
     def abort(self) -> None:
         """See `Stream.abort`."""
         shut(self._socket)
@@ -64,13 +71,17 @@ class TlsStream:
 
     def _move(self, view: memoryview, deadline_ns: int, call: Callable[[memoryview], int]) -> None:
         while view:
-            self._socket.settimeout(None if deadline_ns == NEVER_NS else ns_left(deadline_ns) / 1e9)
-            try:
-                moved = call(view)
-            except TimeoutError:
-                raise DeadlineError("the deadline passed before the bytes had moved") from None
-            except OSError as error:
-                raise UnavailableError(f"the connection broke: {error.strerror or error}") from None
-            if not moved:
-                raise UnavailableError("the other end hung up")
-            view = view[moved:]
+            view = view[self._once(view, deadline_ns, call) :]
+
+    def _once(self, view: memoryview, deadline_ns: int, call: Callable[[memoryview], int]) -> int:
+        """The bytes that one call has moved."""
+        self._socket.settimeout(None if deadline_ns == NEVER_NS else ns_left(deadline_ns) / 1e9)
+        try:
+            moved = call(view)
+        except TimeoutError:
+            raise DeadlineError("the deadline passed before the bytes had moved") from None
+        except OSError as error:
+            raise UnavailableError(f"the connection broke: {error.strerror or error}") from None
+        if not moved:
+            raise UnavailableError("the other end hung up")
+        return moved

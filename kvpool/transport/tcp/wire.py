@@ -115,7 +115,7 @@ def pack_request(kind: Kind, count: int, left_ns: int) -> bytes:
     return REQUEST.pack(kind, _ZEROS, count, max(1, left_ns // 1000))
 
 
-def unpack_request(head: bytes | bytearray) -> tuple[Kind, int, int]:
+def unpack_request(head: bytes | bytearray | memoryview) -> tuple[Kind, int, int]:
     """Kind, count and the nanoseconds that the server may take, capped. Raises `ProtocolError`."""
     kind, zeros, count, deadline_us = REQUEST.unpack(head)
     if kind not in ROW_BYTES or zeros != _ZEROS:
