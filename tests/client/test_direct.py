@@ -182,7 +182,8 @@ async def test_targets_that_fit_no_block_are_refused(pool: AsyncPoolClient) -> N
     chain = pool.keys(TOKENS)
     frozen = np.zeros(512 * 16, np.uint8)
     frozen.flags.writeable = False
-    for bad in (np.zeros(100, np.uint8), np.zeros(512 * 17, np.uint8), np.zeros(512, np.int8), np.zeros((2, 512), np.uint8), frozen):
+    wrong: list[Any] = [np.zeros(100, np.uint8), np.zeros(512 * 17, np.uint8), np.zeros(512, np.int8), np.zeros((2, 512), np.uint8), frozen]
+    for bad in wrong:
         with pytest.raises(ConfigError):
             await pool.load_into(chain, 0, [bad], deadline_ns=soon())
     with pytest.raises(ConfigError, match="wire or always"):

@@ -85,4 +85,5 @@ def _checksum(frame: np.ndarray) -> bytes:
 def _alike(glance: Glance, memory: np.ndarray) -> list[bool]:
     count, length = memory.shape
     offsets = np.arange(count, dtype=np.uint64) * np.uint64(length)
-    return glance.alike(memory.reshape(-1), offsets, np.full(count, length, np.uint64), b"".join(CHAIN)).tolist()
+    good: list[bool] = glance.alike(memory.reshape(-1), offsets, np.full(count, length, np.uint64), b"".join(CHAIN)).tolist()
+    return good

@@ -25,6 +25,7 @@ class GrpcFar:
     offset = MIB + 64
     lease_id = 1
     outlives_owner = False
+    serves_frozen = False
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, str(OWNER), str(directory), str(WINDOW_BYTES + 2 * MIB + 4097)]
