@@ -162,7 +162,7 @@ async def test_tcp_that_fails_costs_no_block(pool: AsyncPoolClient, calls: list[
 
     monkeypatch.setattr(TcpReach, "get", failing)
     async with asyncio.timeout(30):
-        while await pool.load_into(chain, 0, some := rows(), deadline_ns=soon()) < BLOCKS:
+        while await pool.load_into(chain, 0, some := rows(), deadline_ns=soon()) < BLOCKS:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert all(right(some))
     assert left == [0]
@@ -180,5 +180,5 @@ async def test_node_that_dies_or_freezes_ends_in_a_shorter_prefix(
     began, some = time.monotonic(), rows()
     got = await pool.load_into(chain, 0, some, deadline_ns=soon(1.5))
     assert time.monotonic() - began < 10
-    assert 0 < got
+    assert got > 0
     assert all(right(some)[:got])
