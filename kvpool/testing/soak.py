@@ -24,6 +24,7 @@ from kvpool.block import Geometry, Namespace
 from kvpool.client import AsyncPoolClient
 from kvpool.client.transfer import Payload
 from kvpool.errors import RemoteError
+from kvpool.node.service import FENCE_NS
 from kvpool.request.pool import NodeDescription, Outcome, Reservation
 from kvpool.testing.node_process import NodeProcess
 from kvpool.units import SECOND
@@ -37,7 +38,7 @@ BLOCK_TOKENS = 16
 HEADS = (1, 3, 8, 21)
 """KV heads of the four models: frames of about 16, 48, 128 and 336 KiB."""
 _CHAINS = 200  # different prompts that the clients share
-_SETTLE_S = 15.0
+_SETTLE_S = 15.0 + FENCE_NS / SECOND  # bytes of writers that vanished wait behind their fence
 _CAPACITY = "96MiB"
 
 

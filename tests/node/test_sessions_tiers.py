@@ -30,7 +30,7 @@ async def test_blocks_from_a_slab_are_written_down(rigs: Rigs) -> None:
     assert rig.below is not None
     below = rig.below
     await until(lambda: all(below.find(chain("a", 3))))
-    assert not any(view.dirty for key in chain("a", 3) if (view := rig.state.view(key)) is not None)
+    await until(lambda: not any(view.dirty for key in chain("a", 3) if (view := rig.state.view(key)) is not None))
 
 
 async def test_block_that_the_tier_below_has_exists_and_is_not_written_down_again(rigs: Rigs) -> None:
