@@ -33,9 +33,10 @@ T = TypeVar("T")
 IOV_MAX: Final = os.sysconf("SC_IOV_MAX")
 NEVER_NS: Final = sys.maxsize
 """A deadline that doesn't come."""
+NEAR_NS: Final = MS
+"""Limits of time that differ by less are the same."""
 
 _LOOPBACK_BUFFER: Final = 256 * KIB
-_NEAR_NS: Final = MS
 _TIMEVAL: Final = struct.Struct("@ll")
 _LINGER: Final = struct.Struct("@ii")
 _SILENCE_MS: Final = 10_000
@@ -142,7 +143,7 @@ class PlainStream:
         was = self._limits[limit]
         never = deadline_ns == NEVER_NS
         wanted = NEVER_NS if never else ns_left(deadline_ns)
-        if was < 0 or not (never or -_NEAR_NS < wanted - was < _NEAR_NS):
+        if was < 0 or not (never or -NEAR_NS < wanted - was < NEAR_NS):
             self._limits[limit] = wanted
             us = 0 if never else -(-wanted // 1000)  # 0 is for ever
             self._socket.setsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.pack(us // 1_000_000, us % 1_000_000))

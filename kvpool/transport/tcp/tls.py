@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from kvpool.errors import AccessError, DeadlineError, UnavailableError
-from kvpool.transport.tcp.stream import NEVER_NS, Piece, hang_up, ns_left, shut
+from kvpool.transport.tcp.stream import NEAR_NS, NEVER_NS, Piece, hang_up, ns_left, shut
 
 
 def secure(connection: socket.socket, context: ssl.SSLContext, deadline_ns: int, name: str | None = None) -> "TlsStream":
@@ -38,6 +38,7 @@ class TlsStream:
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._socket = connection
+        self._limit = 0  # ns
 
     @property
     def descriptor(self) -> int:
@@ -75,7 +76,10 @@ class TlsStream:
 
     def _once(self, view: memoryview, deadline_ns: int, call: Callable[[memoryview], int]) -> int:
         """The bytes that one call has moved."""
-        self._socket.settimeout(None if deadline_ns == NEVER_NS else ns_left(deadline_ns) / 1e9)
+        left = NEVER_NS if deadline_ns == NEVER_NS else ns_left(deadline_ns)
+        if not -NEAR_NS < left - self._limit < NEAR_NS:  # setting it is a system call, and there is a record every 16 KiB
+            self._limit = left
+            self._socket.settimeout(None if left == NEVER_NS else left / 1e9)
         try:
             moved = call(view)
         except TimeoutError:
