@@ -175,7 +175,8 @@ class Writing(Steps):
         if room.evicted:
             self._counters["evicted"] += len(room.evicted)
             self._story.record(now_ns, "evicted", 0, room.evicted)
-        self._counters["moved_bytes"] += sum(move.size for move in room.moves)
+        if room.moves:
+            self._counters["moved_bytes"] += sum(move.size for move in room.moves)
         return tuple(room.moves)
 
     def _refuse(self, within: bool) -> None:

@@ -43,7 +43,7 @@ class LookingBoard(BoardTwin):
 
 
 class BoardMachine(RuleBasedStateMachine):
-    @initialize(size=st.integers(4, 32), fenced=st.booleans(), room=st.sampled_from([1, 3, 100]), most=st.sampled_from([4, 100]))
+    @initialize(size=st.integers(4, 20), fenced=st.booleans(), room=st.sampled_from([1, 3, 100]), most=st.sampled_from([4, 100]))
     def start(self, size: int, fenced: bool, room: int, most: int) -> None:
         self.limits = PoolLimits(fence_ns=FENCE if fenced else 0, max_blocks=most)
         self.arena = bytearray(size * 64)
@@ -112,6 +112,19 @@ class BoardMachine(RuleBasedStateMachine):
         self.content.update({key: data for key, (_, data) in written.items()})
         if places:
             self.writing[got.lease_id] = (self.now + lease, written)
+
+    @rule(late=st.booleans(), first=st.integers(0, 1))
+    def squeeze(self, late: bool, first: int) -> None:
+        """Every second block is gone, and one that fits no hole is wanted: where the arena is small, others must move."""
+        for block in range(8):
+            self.reserve([block], 64, 30, set(), 0)
+            lease_id = max(self.writing, default=0)
+            if lease_id and KEYS[block] in self.writing[lease_id][1]:
+                del self.writing[lease_id]
+                self.pool.commit(lease_id, [KEYS[block]], self.now)
+        for block in range(first, 8, 2):
+            self.discard(block, False, False)
+        self.reserve([8], 256, 5, set(range(8)) if late else set(), 0)
 
     def begin_late(self, late: set[int]) -> None:
         """Readers that begin to hold a block just before it is withdrawn."""
