@@ -76,7 +76,9 @@ def _idle(contestants: Sequence[Contestant], length_s: float) -> dict[str, float
 
 def crowd(node: LocalNode, rounds: int, logs: Path) -> dict[str, object]:
     """Eight clients of `node` at once."""
-    clients = {f"client {n}": client(node, f"client {n}", "--reach", "shm", "--crowd") for n in range(pool_crowd.CLIENTS)}
+    clients = {
+        f"client {n}": client(node, f"client {n}", "--reach", "shm", "--crowd", "--space", "kvpool shm") for n in range(pool_crowd.CLIENTS)
+    }
     copiers = {f"memcpy {n}": YARDSTICKS["memcpy"] for n in range(2)}
     with started({**clients, **copiers}, logs) as (there, absent):
         if absent:

@@ -1,8 +1,9 @@
 """kvpool's contestant in `bench.pool`: one client process of a node that runs already.
 
-`python -m bench.pool_client ADDRESS NODE_PID --reach shm --name NAME`. All contestants use the same namespaces and the same keys, so that
-a working set is stored once. What is read is looked at after each turn: every block says who it is. Keys are made ahead, for hashing tokens
-isn't what is measured; the cases ending in `_hashed` hash them each time.
+`python -m bench.pool_client ADDRESS NODE_PID --reach shm --name NAME`. Each contestant reads what it has stored by its own way, for the way
+that a block came says whether its checksums are still to be looked at; those of a crowd share a `--space`. What is read is looked at after
+each turn: every block says who it is. Keys are made ahead, for hashing tokens isn't what is measured; the cases ending in `_hashed` hash them
+each time.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,12 @@ import click
 import numpy as np
 
 from bench.peers.turns import BATCH, LARGE, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, check, take_turns
-from kvpool.block import BlockKey
+from kvpool.block import BlockKey, Namespace
 from kvpool.cli.bench.caller import Caller
 from kvpool.cli.bench.local import identify
-from kvpool.cli.bench.space import chain_of, space_of, stamp, stamped, tokens_of, wipe
+from kvpool.cli.bench.space import BLOCK_TOKENS, chain_of, space_of, stamp, stamped, tokens_of, wipe
 from kvpool.client.core import Checksums
 
-SALT = b"bench.pool"
 TINY = 4096
 """Bytes of a block that is only probed."""
 PUTS = 1 << 20
@@ -27,11 +27,11 @@ PUTS = 1 << 20
 
 
 class Chains:
-    """Cases about chains of `blocks` blocks of `size` bytes: `sets` of them are stored and take turns to be read."""
+    """Cases about chains of `blocks` blocks: `sets` of them are stored and take turns to be read."""
 
-    def __init__(self, address: str, reach: str, checksums: Checksums, size: int, blocks: int, sets: int) -> None:
-        space = space_of(size, salt=SALT)
-        self.caller = Caller(address, space, reach, nodes=[identify(address)], checksums=checksums)
+    def __init__(self, caller: Caller, space: Namespace, blocks: int, sets: int) -> None:
+        self.caller = caller
+        size = space.geometry.payload_bytes(BLOCK_TOKENS)
         self._blocks, self._sets, self._space = blocks, sets, space
         self._rows = np.ones((blocks, size), np.uint8)
         self._chains = [chain_of(space, number, blocks) for number in range(sets)]
@@ -92,16 +92,18 @@ class Chains:
 @click.argument("node_pid", type=int)
 @click.option("--reach", required=True)
 @click.option("--name", required=True, help="What to be called.")
+@click.option("--space", default="", help="Whose blocks to read, by name; its own by default.")
 @click.option("--checksums", default="wire", type=click.Choice(["wire", "always"]))
 @click.option("--crowd", is_flag=True, help="Only the case that many clients do at once.")
-def main(address: str, node_pid: int, reach: str, name: str, checksums: Checksums, crowd: bool) -> None:
+def main(address: str, node_pid: int, reach: str, name: str, space: str, checksums: Checksums, crowd: bool) -> None:
     """Take turns as a client of the node at ADDRESS, whose process is NODE_PID."""
+    nodes = [identify(address)]
     with ExitStack() as stack:
 
         def chains(size: int, blocks: int, sets: int) -> Chains:
-            made = Chains(address, reach, checksums, size, blocks, sets)
-            stack.callback(made.caller.close)
-            return made
+            made = space_of(size, salt=(space or name).encode())
+            caller = stack.enter_context(Caller(address, made, reach, nodes=nodes, checksums=checksums))
+            return Chains(caller, made, blocks, sets)
 
         batch = chains(LARGE, BATCH, WORKING_SETS)
         cases = {"get_32x1m": batch.gets()}

@@ -148,19 +148,18 @@ def take_turn(contestants: Sequence[Contestant], order: Mapping[str, object]) ->
 
 @contextmanager
 def started(commands: Mapping[str, Sequence[str]], logs: Path) -> Iterator[tuple[list[Contestant], dict[str, str]]]:
-    """Start those that can be started, one after the other; they, and why others are missing."""
-    there: list[Contestant] = []
+    """Start all at once; those that can take part, in order, and why others are missing."""
+    all_of_them: dict[str, Contestant] = {}
     missing: dict[str, str] = {}
     try:
         for name, argv in commands.items():
-            one = Contestant(argv, logs / f"{name.replace(' ', '-')}.log")
+            all_of_them[name] = Contestant(argv, logs / f"{name.replace(' ', '-')}.log")
+        for name, one in all_of_them.items():
             try:
                 one.wait_ready()
-                there.append(one)
             except (UnavailableError, DeadlineError) as error:
                 missing[name] = str(error)
-                one.close()
-        yield there, missing
+        yield [one for name, one in all_of_them.items() if name not in missing], missing
     finally:
-        for one in there:
+        for one in all_of_them.values():
             one.close()

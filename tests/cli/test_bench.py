@@ -129,10 +129,11 @@ def test_room_covers_what_is_read_and_the_puts_of_a_slice() -> None:
     """The promise to the pool: never more than this at a time."""
     shapes = [Shape(MIB, 1), Shape(MIB, 32)]
     assert (shapes[0].sets, shapes[1].sets, shapes[1].puts) == (128, 4, 7)
-    assert room(shapes) == 2 * 128 * MIB + PUT_ROOM
+    assert room(shapes, 1) == 2 * 128 * MIB + PUT_ROOM
+    assert room(shapes, 3) == 6 * 128 * MIB + PUT_ROOM
     assert Shape(4096, 32).puts == 127
     assert Shape(GIB, 1).puts == 1
-    assert room([Shape(GIB, 1)]) == 130 * GIB
+    assert room([Shape(GIB, 1)], 1) == 130 * GIB
 
 
 def test_local_run_measures_every_way_that_is_asked_for() -> None:
@@ -142,7 +143,7 @@ def test_local_run_measures_every_way_that_is_asked_for() -> None:
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["unreachable"] == {}
-    assert told["room_bytes"] == room([Shape(64, 2), Shape(4096, 2)])
+    assert told["room_bytes"] == room([Shape(64, 2), Shape(4096, 2)], 2)
     cases = {(case["size"], case["way"], case["op"]): case for case in told["cases"]}
     ways = ("memcpy", "raw tcp", "grpc", "shm")
     assert set(cases) == {(size, way, op) for size in (64, 4096) for way in ways for op in ("get", "put")}

@@ -1,8 +1,9 @@
 """Which cases `kvpool bench pool` measures: for each size and batch the two yardsticks, and gets and puts by each way to the pool.
 
-Everything is written under a namespace made for the run, with a time to live. A put must be of blocks that nobody has, so they are counted:
-after at most `PUT_ROOM` bytes or `PUT_BLOCKS` blocks the slice ends and the run removes them again. So a run never takes more room than
-`room` says, and the most that a full pool gives up for it is that much of what it values least.
+Everything is written under namespaces made for the run, with a time to live: one for each way and size, because the way by which a block
+came says whether its checksums are still to be looked at. A put must be of blocks that nobody has, so they are counted: after at most
+`PUT_ROOM` bytes or `PUT_BLOCKS` blocks the slice ends and the run removes them again. So a run never takes more room than `room` says, and
+the most that a full pool gives up for it is that much of what it values least.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,9 +49,9 @@ class Shape:
         return max(1, min(PUT_ROOM // self.size, PUT_BLOCKS) // self.batch - 1)
 
 
-def room(shapes: Sequence[Shape]) -> int:
-    """Bytes that a run over `shapes` takes in the pool at most, a copy."""
-    return sum(shape.nbytes for shape in shapes) + max((shape.puts + 1) * shape.size * shape.batch for shape in shapes)
+def room(shapes: Sequence[Shape], ways: int) -> int:
+    """Bytes that a run over `shapes` by so many ways takes in the pool at most, a copy."""
+    return ways * sum(shape.nbytes for shape in shapes) + max((shape.puts + 1) * shape.size * shape.batch for shape in shapes)
 
 
 def yardsticks(shape: Shape, copying: Memcpy, raw: RawTcp) -> list[Case]:

@@ -48,43 +48,39 @@ class Outcome:
 
 def run_local(shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
     """On a node of its own."""
-    spaces = _spaces(shapes)
-    with LocalNode(2 * room(shapes) + 256 * MIB) as node:
-        return _run(node.address, [identify(node.address)], (node.pid,), spaces, shapes, reaches, seconds)
+    spaces = _spaces(shapes, reaches)
+    with LocalNode(2 * room(shapes, len(reaches)) + 256 * MIB) as node:
+        return _run(node.address, [identify(node.address)], (node.pid,), spaces, shapes, seconds)
 
 
 def run_on_cluster(cluster: str | None, shapes: Sequence[Shape], reaches: Sequence[str], seconds: float) -> Outcome:
     """On the cluster at a URL, or the local one."""
-    spaces = _spaces(shapes)
+    spaces = _spaces(shapes, reaches)
     nodes = [identify(node.address, security()) for node in choose_nodes(open_members(cluster), None)]
-    return _run(find_cluster(cluster), nodes, (), spaces, shapes, reaches, seconds)
+    return _run(find_cluster(cluster), nodes, (), spaces, shapes, seconds)
 
 
-def _spaces(shapes: Sequence[Shape]) -> dict[int, Namespace]:
-    """By size. Raises `ConfigError` for one that no block can have."""
-    return {shape.size: space_of(shape.size) for shape in shapes}
+Spaces = Mapping[str, Mapping[int, Namespace]]
+"""By reach and size."""
 
 
-def _run(
-    source: str,
-    nodes: Admin,
-    servers: tuple[int, ...],
-    spaces: Mapping[int, Namespace],
-    shapes: Sequence[Shape],
-    reaches: Sequence[str],
-    seconds: float,
-) -> Outcome:
+def _spaces(shapes: Sequence[Shape], reaches: Sequence[str]) -> Spaces:
+    """New ones. Raises `ConfigError` for a size that no block can have."""
+    return {reach: {shape.size: space_of(shape.size) for shape in shapes} for reach in reaches}
+
+
+def _run(source: str, nodes: Admin, servers: tuple[int, ...], spaces: Spaces, shapes: Sequence[Shape], seconds: float) -> Outcome:
     most = max(shape.nbytes for shape in shapes)
-    ttl_s = _SPARE_S + 2 * seconds * len(shapes) * (2 + len(reaches)) * 2
+    ttl_s = _SPARE_S + 2 * seconds * len(shapes) * 2 * (2 + len(spaces))
     with ExitStack() as stack:
         copying, raw = stack.enter_context(memcpy(most)), stack.enter_context(raw_tcp(most))
         cases: dict[Shape, list[Case]] = {shape: yardsticks(shape, copying, raw) for shape in shapes}
         unreachable: dict[str, str] = {}
-        for reach in reaches:
+        for reach, by_size in spaces.items():
             try:
                 callers = {
                     size: stack.enter_context(Caller(source, space, reach, nodes=nodes, security=security()))
-                    for size, space in spaces.items()
+                    for size, space in by_size.items()
                 }
             except KvpoolError as error:
                 unreachable[reach] = str(error)
@@ -94,7 +90,7 @@ def _run(
                 stack.callback(one.remove)
                 one.fill()
                 cases[shape] += one.cases()
-        if len(unreachable) == len(reaches):
+        if len(unreachable) == len(spaces):
             raise UnavailableError(f"the pool can't be reached from here: {'; '.join(f'{way}: {why}' for way, why in unreachable.items())}")
         measured = [one for shape in shapes for one in take_turns(cases[shape], seconds)]
-    return Outcome(measured=measured, unreachable=unreachable, room_bytes=room(shapes))
+    return Outcome(measured=measured, unreachable=unreachable, room_bytes=room(shapes, len(spaces) - len(unreachable)))
