@@ -72,8 +72,8 @@ class Tally:
 
     @property
     def as_expected(self) -> bool:
-        """Wrong bytes when and only when something was sabotaged, every hold gone at the end, and something was done at all."""
-        is_sound = self.wrong == 0 and self.left_held == 0 and self.done["copied"] > 0 and self.done["held"] > 0
+        """Wrong bytes when and only when something was sabotaged, every hold gone at the end, no reader broke down, and something was done at all."""
+        is_sound = self.wrong == self.left_held == self.done["crashed"] == 0 and min(self.done["copied"], self.done["held"]) > 0
         return self.wrong > 0 if self.sabotage else is_sound
 
 
@@ -280,7 +280,7 @@ class _Child:
         return bool(self.process.stdout and select.select([self.process.stdout], [], [], 0)[0])
 
     def end(self, *, kill: bool = False) -> Counter[str]:
-        """Tell it to end; what it found. Killed, it says nothing. Its holds are gone."""
+        """Tell it to end; what it found. Killed, it says nothing unless it had ended already. Its holds are gone."""
         if kill:
             self.process.kill()
         self._line.close()
@@ -289,6 +289,8 @@ class _Child:
         finally:
             self.process.kill()
             self._board.detach(self.number)
+        if self.process.returncode and not kill:
+            return Counter(crashed=1)
         return Counter(json.loads(said)) if said else Counter()
 
 
@@ -312,7 +314,7 @@ def prove(seconds: float, readers: int = 4, sabotage: str = "", seed: int = 1) -
             owner.done["touched"] += len(board.touched(4096))
             if now > killing_s and not sabotage:
                 killing_s = now + _KILL_S
-                children.pop(0).end(kill=True)
+                tally.done += children.pop().end(kill=True)  # always the newest, so that the others' counts reach the end
                 tally.killed += 1
                 children.append(_Child(board, arena_fd, seed + readers + tally.killed, sabotage))
         tally.seconds = time.monotonic() - started

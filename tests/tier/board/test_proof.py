@@ -24,6 +24,14 @@ def test_each_step_left_out_shows(sabotage: str) -> None:
     assert tally.wrong > 0
 
 
+def test_reader_that_breaks_down_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose readers all died found nothing wrong either."""
+    monkeypatch.setattr("kvpool.testing.board_proof.INCARNATION", 8)  # here only: the reading processes expect another
+    tally = prove(20.0, readers=2)
+    assert (tally.wrong, tally.as_expected) == (0, False)
+    assert tally.done["crashed"] > 0
+
+
 def test_command_says_what_it_found_and_fails_when_that_is_not_as_expected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
