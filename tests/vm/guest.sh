@@ -40,8 +40,8 @@ for part in $(cat parts); do
             ;;
     esac
     echo "vm: $part: ${tests[*]}"
-    timeout 1500 python3 -m pytest -v -p no:cacheprovider --durations=10 --junitxml="/results/$part.xml" "${tests[@]}" > "/results/$part.log" 2>&1
-    echo $? > "/results/$part.code"
+    timeout 1500 python3 -m pytest -v -p no:cacheprovider --durations=10 "${tests[@]}" 2>&1 | tee "/results/$part.log"
+    echo "${PIPESTATUS[0]}" > "/results/$part.code"
     echo "vm: $part: $(tail -1 "/results/$part.log") (up $(cut -d. -f1 /proc/uptime) s)"
 done
 tar -C /results -c -f /dev/vdc .

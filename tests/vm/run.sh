@@ -5,7 +5,7 @@
 #
 # No root, no network card, no KVM: QEMU plays the machine (TCG), one CPU of it. Correctness only; docs/rdma.md says what it proves.
 # KVPOOL_VM_CACHE: where the guest's disk is kept (1 GB, made on first use from Debian's and PyPI's packages).
-# KVPOOL_VM_SECONDS: how long the guest may take. KVPOOL_VM_KEEP: a directory for its console and its test reports.
+# KVPOOL_VM_SECONDS: how long the guest may take. KVPOOL_VM_KEEP: a directory for its console and what pytest said.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)

@@ -200,25 +200,25 @@ def test_key_of_another_life_of_the_node_is_refused_by_its_card(owner: ArenaOwne
 
 
 @pytest.mark.parametrize("library", os.environ.get(OTHERS, "").split(":"))
-@pytest.mark.parametrize("newer", ["client", "node"])
-def test_two_versions_of_ucx_understand_each_other_or_say_so(library: str, newer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ours", ["client", "node"])
+def test_two_versions_of_ucx_understand_each_other_or_say_so(library: str, ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster is not upgraded at once: whatever the two agree on is right, and what they don't is an error by the deadline."""
     if not library:
         pytest.skip(f"no other UCX is named in {OTHERS}")
     here = load_ucp().path
-    monkeypatch.setenv(LIBRARY_VARIABLE, here if newer == "node" else library)
+    monkeypatch.setenv(LIBRARY_VARIABLE, here if ours == "node" else library)
     with ArenaOwner(ARENA, ucx=True) as owner:
         owner.mapping.view(0, ARENA)[:] = noise(ARENA, 2)
         ran = subprocess.run(
             [sys.executable, "-c", READER, encode_offer(owner.ucx_offer())],
-            env={**os.environ, LIBRARY_VARIABLE: library if newer == "node" else here},
+            env={**os.environ, LIBRARY_VARIABLE: library if ours == "node" else here},
             capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
         said = json.loads(ran.stdout)
         expected = int(owner.mapping.view(5 * MIB, MIB).astype(np.uint64).sum())
         assert said["error"] in ("UnavailableError", "DeadlineError") or said["sum"] == expected, said
-        print(f"{newer} {here}, other {library}: {said}")
+        print(f"{ours} {here}, the other {library}: {said}")
         assert owner.alive
 
 
