@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,18 +14,32 @@ _TRIES: Final = 4
 """Blocks may change between finding and holding; what does so again and again is as good as not there."""
 
 
-class _Frames(NamedTuple):
+def _nothing() -> None:
+    """Nobody used anything."""
+
+
+class _Frames:
     """`Taken`. The node hears of their use afterwards: the client waits until then."""
 
-    statuses: bytes
-    places: Sequence[tuple[int, int]]
-    hold: Hold | None = None
-    touch: Callable[[], None] | None = None
+    __slots__ = ("_hold", "_touch", "_what", "places", "statuses")
+
+    def __init__(
+        self,
+        statuses: bytes,
+        places: Sequence[tuple[int, int]],
+        hold: Hold | None = None,
+        touch: Callable[..., None] = _nothing,
+        *what: Any,
+    ) -> None:
+        """`touch(*what)` tells the node."""
+        self.statuses, self.places = statuses, places
+        self._hold, self._touch, self._what = hold, touch, what
 
     def release(self) -> None:
-        if self.hold is not None and self.touch is not None:
-            self.hold.release()
-            self.touch()
+        """See `Taken.release`."""
+        if self._hold is not None:
+            self._hold.release()
+            self._touch(*self._what)
 
 
 class BoardIndex:
@@ -56,7 +69,7 @@ class BoardIndex:
                 break
             elif (hold := self._board.hold(found, left.size)) is not None:
                 places = list(zip(found.offsets.tolist(), found.lengths.tolist(), strict=True))
-                return _Frames(_marked(count, left), places, hold, partial(self._board.touch, found, left.size))
+                return _Frames(_marked(count, left), places, hold, self._board.touch, found, left.size)
         return _Frames(bytes(count), ())
 
     def _take_one(self, key: bytes, length: int) -> Taken:
@@ -69,7 +82,7 @@ class BoardIndex:
             if hold is None:
                 break
             if self._board.still(place):
-                return _Frames(b"\1", ((place.offset, length),), hold, partial(self._board.touch_one, place))
+                return _Frames(b"\1", ((place.offset, length),), hold, self._board.touch_one, place)
             hold.release()
         return _Frames(b"\0", ())
 

@@ -73,10 +73,10 @@ class Line:
         here = [status == 1 for status in statuses] or [True] * len(wants)
         targets: list[Piece] = []
         length = 0
-        for want, found in zip(wants, here, strict=True):
+        for (_, nbytes, header, payload), found in zip(wants, here, strict=True):
             if found:
-                targets += want[2].data, want[3].data
-                length += want[1]
+                targets += header.data, payload.data
+                length += nbytes
         if count != sum(here) or follows != len(statuses) + length:
             raise ProtocolError(f"an answer about {count} frames with {follows} bytes, {sum(here)} and {length} would be right")
         self._stream.receive(targets, deadline_ns)

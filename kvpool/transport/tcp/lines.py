@@ -9,8 +9,8 @@ second one is there for a second thread.
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from kvpool.clock import seconds_left
 from kvpool.errors import ClosedError, DeadlineError
@@ -23,25 +23,27 @@ class Lines:
     def __init__(self, dial: Callable[[int], Line], limit: int) -> None:
         self._dial = dial
         self._limit = limit
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._waiting = 0
         self._idle: list[Line] = []
         self._busy: set[Line] = set()
         self._count = 0  # idle, busy and being dialled
         self._closed = False
         self._process = os.getpid()
 
-    @contextmanager
-    def line(self, deadline_ns: int) -> Iterator[Line]:
-        """A line to use in the block. Raises `ClosedError`, `DeadlineError` and what dialling raises."""
-        line = self._take(deadline_ns) or self._open(deadline_ns)
-        try:
-            yield line
-        except BaseException as error:
-            self._drop(line)
-            if self._closed:
-                raise ClosedError("this reach was closed") from error
-            raise
-        self._give_back(line)
+    def line(self, deadline_ns: int) -> "_Turn":
+        """A line to use in a `with` block. Raises `ClosedError`, `DeadlineError` and what dialling raises."""
+        return _Turn(self, self._take(deadline_ns) or self._open(deadline_ns))
+
+    def done(self, line: Line, error: BaseException | None) -> None:
+        """The end of a turn. Raises `ClosedError` when it failed because this was closed."""
+        if error is None:
+            self._give_back(line)
+            return
+        self._drop(line)
+        if self._closed:
+            raise ClosedError("this reach was closed") from error
 
     def require_open(self) -> None:
         """Raise `ClosedError` once closed."""
@@ -50,19 +52,19 @@ class Lines:
 
     def close(self) -> None:
         """Hang up and end calls under way; twice is fine. In a forked child the connections are the parent's and only let go."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             mine = os.getpid() == self._process
             for line in self._busy if mine else ():
                 line.abort()
-            self._changed.notify_all()
+            self._freed.notify_all()
         for line in idle:
             line.close(reset=mine)
 
     def _take(self, deadline_ns: int) -> Line | None:
         """An idle line; None when the caller is to dial another one."""
-        with self._changed:
+        with self._lock:
             while True:
                 self.require_open()
                 if self._idle:
@@ -72,8 +74,15 @@ class Lines:
                 if self._count < self._limit:
                     self._count += 1
                     return None
-                if not self._changed.wait(seconds_left(deadline_ns)):
-                    raise DeadlineError("the deadline passed while other transfers to this node were under way")
+                self._wait(deadline_ns)
+
+    def _wait(self, deadline_ns: int) -> None:
+        self._waiting += 1
+        try:
+            if not self._freed.wait(seconds_left(deadline_ns)):
+                raise DeadlineError("the deadline passed while other transfers to this node were under way")
+        finally:
+            self._waiting -= 1
 
     def _open(self, deadline_ns: int) -> Line:
         try:
@@ -81,7 +90,7 @@ class Lines:
         except BaseException:
             self._forget(None)
             raise
-        with self._changed:
+        with self._lock:
             self._busy.add(line)
             if not self._closed:
                 return line
@@ -89,11 +98,12 @@ class Lines:
         raise ClosedError("this reach was closed")
 
     def _give_back(self, line: Line) -> None:
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._busy.discard(line)
                 self._idle.append(line)
-                self._changed.notify()
+                if self._waiting:
+                    self._freed.notify()
                 return
         self._drop(line)
 
@@ -103,8 +113,23 @@ class Lines:
 
     def _forget(self, line: Line | None) -> None:
         """There is one less."""
-        with self._changed:
+        with self._lock:
             if line is not None:
                 self._busy.discard(line)
             self._count -= 1
-            self._changed.notify()
+            self._freed.notify()
+
+
+class _Turn:
+    """One use of a line."""
+
+    __slots__ = ("_line", "_lines")
+
+    def __init__(self, lines: Lines, line: Line) -> None:
+        self._lines, self._line = lines, line
+
+    def __enter__(self) -> Line:
+        return self._line
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lines.done(self._line, error)

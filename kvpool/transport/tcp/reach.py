@@ -89,12 +89,13 @@ class TcpReach:
 
 
 def _check_wants(wants: Sequence[Want]) -> None:
-    for _, length, *targets in wants:
-        for target in targets:
-            if target.dtype != "u1" or target.ndim != 1 or not target.flags.c_contiguous or not target.flags.writeable:
+    for _, length, header, payload in wants:
+        for target in (header, payload):
+            flags = target.flags
+            if target.dtype.char != "B" or target.ndim != 1 or not flags.c_contiguous or not flags.writeable:
                 raise ConfigError("targets are contiguous, writable 1-D arrays of uint8")
-        if sum(target.size for target in targets) != length:
-            raise ConfigError(f"targets of {sum(target.size for target in targets)} bytes for a frame of {length}")
+        if header.size + payload.size != length:
+            raise ConfigError(f"targets of {header.size} and {payload.size} bytes for a frame of {length}")
 
 
 def _batches(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
