@@ -72,7 +72,7 @@ class Tally:
 
     @property
     def as_expected(self) -> bool:
-        """Wrong bytes when and only when something was sabotaged, every hold gone at the end, no reader broke down, and something was done at all."""
+        """Wrong bytes if something was sabotaged; else none, every hold gone, no reader broken down, and something done at all."""
         is_sound = self.wrong == self.left_held == self.done["crashed"] == 0 and min(self.done["copied"], self.done["held"]) > 0
         return self.wrong > 0 if self.sabotage else is_sound
 
