@@ -2,8 +2,8 @@
 
 `python -m bench.pool_client ADDRESS NODE_PID --reach shm --name NAME`. Each contestant reads what it has stored by its own way, for the way
 that a block came says whether its checksums are still to be looked at; those of a crowd share a `--space`. What is read is looked at after
-each turn: every block says who it is. Keys are made ahead, for hashing tokens isn't what is measured; the cases ending in `_hashed` hash them
-each time.
+each turn: every block says who it is. Keys are made ahead, for hashing tokens isn't what is measured; the cases ending in `_hashed` hash
+them each time.
 """
 
 from collections.abc import Sequence
