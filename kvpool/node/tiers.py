@@ -2,8 +2,9 @@
 
 Readers and writers only ever see the arena. A block that an `acquire` wants and that only another tier has is *brought*: room is reserved
 for it, the tier reads and verifies it straight into the arena, it is committed, and then leased like any other. Many who want the same
-block at once share one reading. A block brought for the first time is *passing* (the first to leave); used again, it is admitted. What is
-hot is copied into GPU memory, if there is any; to make room there, blocks that nothing else holds go back to the arena and from there down.
+block at once share one reading. A block brought for the first time is *passing* (the first to leave); used again, it is admitted. The tier
+vouches for what it was given, which nobody may have checked, so what is brought is unverified. What is hot is copied into GPU memory, if
+there is any; to make room there, blocks that nothing else holds go back to the arena and from there down.
 
 Reading goes on when the caller has given up: the next one finds the block.
 """
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READ_NS = 20 * SECOND
+_READ_LEASE_NS = _READ_NS + 10 * SECOND
+"""Renewed for as long as the reading takes: a transfer that has begun may take longer than its deadline."""
 _LIFT_NS = 5 * SECOND
 _MAX_LIFTS = 4096
 _MAX_SINKS = 8
@@ -195,7 +198,7 @@ class Tiers:
         try:
             items = [_reservation(found.entry) for found in wanted]
             deadline_ns = self._clock.now_ns() + _READ_NS
-            answer = await self.reserve(items, owner=OWNER, lease_ns=_READ_NS + 10 * SECOND, deadline_ns=self._clock.now_ns() + SECOND)
+            answer = await self.reserve(items, owner=OWNER, lease_ns=_READ_LEASE_NS, deadline_ns=self._clock.now_ns() + SECOND)
             granted = [(found, grant) for found, grant in zip(wanted, answer.grants, strict=True) if isinstance(grant, Granted)]
             if not granted:
                 return
@@ -213,10 +216,13 @@ class Tiers:
     async def _read(self, tier: Tier, places: list[tuple[Entry, int]], lease_id: int, deadline_ns: int, *, passing: bool) -> None:
         """Fill reserved places from a tier and publish what came whole."""
         wanted = [(entry.key, self._arena.view(offset, entry.length)) for entry, offset in places]
-        got = await asyncio.get_running_loop().run_in_executor(self._readers, tier.get, wanted, deadline_ns)
-        whole = [entry for (entry, _), ok in zip(places, got, strict=True) if ok]
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, tier.get, wanted, deadline_ns)
+        while not (await asyncio.wait([reading], timeout=_READ_LEASE_NS / 3 / SECOND))[0]:
+            self._pool.renew(lease_id, _READ_LEASE_NS, self._clock.now_ns())
+        whole = [entry for (entry, _), ok in zip(places, reading.result(), strict=True) if ok]
         clean = tier is self.below or self.below is None
-        done = self._pool.commit(lease_id, [entry.key for entry in whole], self._clock.now_ns(), clean=clean, passing=passing)
+        keys = [entry.key for entry in whole]
+        done = self._pool.commit(lease_id, keys, self._clock.now_ns(), clean=clean, passing=passing, unverified=True)
         self.counters["brought"] += sum(done)
         self.counters["brought_bytes"] += sum(entry.length for entry, ok in zip(whole, done, strict=True) if ok)
         self.counters["bring_failed"] += len(places) - sum(done)
