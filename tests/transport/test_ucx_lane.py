@@ -38,7 +38,7 @@ def test_only_reliable_rdma_transports_serve_alone(transports: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("wanted", "version", "used"),
     [
-        ("^sm", (1, 18, 1), "^sm,ib"),
+        ("^sm", (1, 18, 1), "tcp,self"),
         ("^sm", (1, 19, 0), "^sm"),
         ("tcp,self", (1, 18, 1), "tcp,self"),
         ("rc,ud", (1, 21, 0), "rc,ud"),

@@ -26,6 +26,7 @@ TRANSPORTS_VARIABLE: Final = "KVPOOL_UCX_TLS"
 _NO_SHARED_MEMORY: Final = "^sm"
 MESSAGE_BYTES: Final = MIB
 _RDMA_SINCE: Final = (1, 19)
+_TCP: Final = "tcp,self"
 _RDMA: Final = ("all", "ib", "rc", "ud", "dc")
 _SEGMENT: Final = f"{(MESSAGE_BYTES + 64 * KIB) // KIB}k"
 
@@ -117,7 +118,7 @@ def usable_transports(wanted: str, version: tuple[int, ...]) -> str:
     if version[:2] >= _RDMA_SINCE:
         return wanted
     if wanted.startswith("^"):
-        return f"{wanted},ib"
+        return _TCP  # "^sm,ib" would still let it connect over UD
     if any(name.startswith(_RDMA) for name in wanted.split(",")):
         raise ConfigError(
             f"UCX {'.'.join(map(str, version))} serves gets over RDMA by the node's CPU and may take it down: "
