@@ -150,10 +150,11 @@ class NodeHandler:
     def put(self, lease_id: int, blocks: Sequence[Reservation], *, sequence: int, tenant: str) -> list[Outcome]:
         """Publish what was written to the front of a slab; the same is EXISTS and NO_SPACE as for `reserve`.
 
-        What the tier below has is EXISTS, and as its bytes are here anyway it stays in memory, too. A node that leaves takes the slab back.
+        What the tier below has is EXISTS, and as its bytes are here anyway it stays in memory, too. A node that leaves takes nothing more.
+        What is left of the slab stays the writer's, who may be writing there already.
         """
         if self.leaving():
-            self._state.release(lease_id, self._clock.now_ns())
+            self._state.carve(lease_id, _items(blocks, sequence, tenant), self._clock.now_ns(), closed=True)
             return [outcome for outcome, _ in self._closed_to(blocks)]
         items, lower = self._wanted(blocks, sequence, tenant, near=False)
         grants = self._state.carve(lease_id, items, self._clock.now_ns())
@@ -173,12 +174,7 @@ class NodeHandler:
 
     def _wanted(self, blocks: Sequence[Reservation], sequence: int, tenant: str, *, near: bool) -> tuple[list[Reserve], list[Found | None]]:
         """The blocks as the pool takes them, and where else than in the arena each is already. Near copies are adopted."""
-        items = [
-            Reserve(
-                _key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant, near
-            )
-            for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
-        ]  # fmt: skip
+        items = _items(blocks, sequence, tenant, near=near)
         keys = [item.key for item in items]
         if not near:
             self.adopt(keys)
@@ -291,6 +287,14 @@ def _key(raw: bytes) -> BlockKey:
     if len(raw) != KEY_BYTES:
         raise ConfigError(f"a block key has {KEY_BYTES} bytes, got {len(raw)}")
     return BlockKey(raw)
+
+
+def _items(blocks: Sequence[Reservation], sequence: int, tenant: str, *, near: bool = False) -> list[Reserve]:
+    """The blocks as the pool takes them."""
+    return [
+        Reserve(_key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant, near)
+        for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
+    ]
 
 
 def _outcome(grant: Granted | PoolOutcome) -> Grant:

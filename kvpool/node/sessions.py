@@ -121,13 +121,11 @@ class NodeSession:
         return following._replace(outcomes=bytes(outcomes))
 
     def _used(self, lease_id: int, nbytes: int) -> None:
-        """So much of a slab is gone, or all of it where its lease is over."""
-        host, left = self._host, self.slabs[lease_id] - nbytes
-        if left and not host.handler.leaving():
+        """So much of a slab is gone; with its last byte its lease is over."""
+        left = self.slabs.pop(lease_id) - nbytes
+        self._host.slab_bytes -= nbytes
+        if left:
             self.slabs[lease_id] = left
-            host.slab_bytes -= nbytes
-        else:
-            host.slab_bytes -= self.slabs.pop(lease_id)
 
     def _reserve(self, request: Request) -> Answer:
         blocks = request.blocks

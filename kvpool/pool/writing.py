@@ -116,12 +116,15 @@ class Writing(Steps):
         lease.slab = self._blocks.slabs.open(offset, aligned(nbytes))
         return SlabGrant(lease_id=lease.id, offset=offset, nbytes=lease.slab.size, moves=moves)
 
-    def carve(self, lease_id: int, items: Sequence[Reserve], now_ns: int, *, verified: bool = True) -> tuple[Grant, ...]:
+    def carve(
+        self, lease_id: int, items: Sequence[Reserve], now_ns: int, *, verified: bool = True, closed: bool = False
+    ) -> tuple[Grant, ...]:
         """Publish blocks that were written to the front of a slab, in order, each from a multiple of 64 on. Per item, in order:
 
         `Granted`: it is readable at that offset. EXISTS: it is here already, or being written. NO_SPACE: its tenant is at its quota, or no
         further block may be known; all of them when the lease has ended or has no slab. The bytes of every item are cut off
         the slab, whatever the answer; the lease ends with the slab's last byte. `verified`: False when nobody has checked the bytes.
+        `closed`: nothing more is taken in, what isn't here is NO_SPACE.
         Raises `ConfigError`, and nothing is done, when the slab has less bytes than these blocks.
         """
         arguments.check_batch(len(items), self._limits)
@@ -137,8 +140,8 @@ class Writing(Steps):
             raise ConfigError(f"blocks of {wanted} bytes can't be carved out of the {lease.slab.size} bytes that are left of a slab")
         done: list[Resident] = []
         with self._room(items) as room:
-            room.keep_to_quotas(items, self._quotas.max_bytes)
-            grants = tuple(self._carve(lease, item, room, now_ns, done, verified=verified) for item in items)
+            room.keep_to_quotas(() if closed else items, self._quotas.max_bytes)
+            grants = tuple(self._carve(lease, item, room, now_ns, done, verified=verified, closed=closed) for item in items)
         self._made(room, now_ns)
         self._insert(done, now_ns)
         self._story.record(now_ns, "carved", lease_id, tuple(block.key for block in done))
@@ -189,7 +192,7 @@ class Writing(Steps):
             self._pens.insert(block, now_ns)
         self._counters["inserted"] += len(done)
 
-    def _carve(self, lease: Lease, item: Reserve, room: Room, now_ns: int, done: list[Resident], *, verified: bool) -> Grant:
+    def _carve(self, lease: Lease, item: Reserve, room: Room, now_ns: int, done: list[Resident], *, verified: bool, closed: bool) -> Grant:
         """Cut one item's bytes off a slab, and publish it where that may be."""
         assert lease.slab is not None
         blocks, size = self._blocks, aligned(item.length)
@@ -198,7 +201,7 @@ class Writing(Steps):
             blocks.allocator.free(offset)
             return EXISTS
         within = item.near or self._quotas.allow(item.tenant, size)
-        if not within or not room.admits():
+        if closed or not within or not room.admits():
             blocks.allocator.free(offset)
             self._refuse(within)
             return NO_SPACE

@@ -262,17 +262,32 @@ async def test_touches_of_a_client_that_leaves_at_once_are_not_lost(host: Host) 
     await host.until(lambda: host.pool.counters()["hits"] == 3)
 
 
-async def test_node_that_leaves_takes_nothing_and_takes_slabs_back(host: Host) -> None:
+async def test_node_that_leaves_takes_nothing(host: Host) -> None:
     """A drained node gets no blocks by this door either; what it has is still EXISTS."""
     client = await host.client()
     _, _, rest = await asyncio.to_thread(client.put, await slab_of(client, 8 * LENGTH), chain("a", 1))
     _sessions(host).handler.leaving = lambda: True
     assert await asyncio.to_thread(client.session.reserve, chain("a", 2)) == (0, [(EXISTS, 0), (NO_SPACE, 0)], False)
-    outcomes, following, _ = await asyncio.to_thread(client.put, rest, chain("a", 2), next_slab=64)
+    outcomes, following, rest = await asyncio.to_thread(client.put, rest, chain("a", 2), next_slab=64)
     assert (outcomes, following) == ([EXISTS, NO_SPACE], None)
     assert await asyncio.to_thread(client.session.slab, 64) is None
+    await asyncio.to_thread(client.session.release, rest.lease_id)
     assert host.pool.books().pinned == 0
     assert (await host.counters())["slab_bytes"] == 0
+
+
+async def test_slab_stays_its_clients_while_the_node_leaves(host: Host) -> None:
+    """The client may be writing its next blocks there already; and when the node stays after all, they are where both say."""
+    client = await host.client()
+    slab = await slab_of(client, 8 * LENGTH)
+    _sessions(host).handler.leaving = lambda: True
+    outcomes, _, rest = await asyncio.to_thread(client.put, slab, chain("a", 2))
+    assert outcomes == [NO_SPACE, NO_SPACE]
+    assert host.pool.books().pinned == rest.nbytes == 6 * LENGTH
+    assert (await host.counters())["slab_bytes"] == rest.nbytes
+    _sessions(host).handler.leaving = lambda: False
+    assert (await asyncio.to_thread(client.put, rest, chain("b", 2)))[0] == [GRANTED, GRANTED]
+    assert client.found([*keys_of("a", 2), *keys_of("b", 2)]) == [False, False, True, True]
 
 
 async def test_near_copies_are_adopted_by_who_writes_the_block(host: Host) -> None:

@@ -124,6 +124,19 @@ def test_carve_at_max_blocks_evicts_then_answers_no_space() -> None:
     pool.check()
 
 
+def test_closed_carve_takes_nothing_in_and_moves_the_front_on() -> None:
+    """A node that leaves; its writer goes on behind what it has said, and may be heard again."""
+    pool = pool_of(10)
+    put(pool, 0)
+    pool.set_quota("t", 0)
+    slab = slab_of(pool, 64 * 4)
+    assert pool.carve(slab.lease_id, [item(0), item(1), item(2, tenant="t")], 0, closed=True) == (EXISTS, NO_SPACE, NO_SPACE)
+    assert (pool.books().pinned, pool.books().free) == (64, 64 * 8)
+    assert pool.carve(slab.lease_id, [item(1)], 0) == (Granted(slab.offset + 64 * 3),)
+    assert pool.counters()["evicted"] == 0
+    pool.check()
+
+
 def test_carve_of_the_last_byte_ends_the_lease() -> None:
     """Nothing is left to hold, so the lease counts against no limit."""
     pool = pool_of(10, PoolLimits(max_leases=1))
