@@ -4,7 +4,8 @@ Theory. A call sends one packet and waits for one, at most as long as it may. On
 that the next call would take for its own, so the session is *broken* from then on: every call says so. It keeps its socket until `close`
 all the same, because the node gives away what the session holds when the socket ends, and other threads may still be writing there.
 
-A child that a fork made shares the socket and would take its parent's answers: there every call is an error.
+A child that a fork made would take its parent's answers, and keep the session alive after its parent's death: there the socket is closed
+at once and every call is an error.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +59,7 @@ class Session:
         self._answers.register(sock, select.POLLIN)
         self._broken = ""
         self._closed = False
+        _open_here.add(self)
         self.board_fd = -1
         """The node's board, read-only; this session's to close."""
 
@@ -230,6 +233,17 @@ class Session:
             raise UnavailableError(f"{self._path} is of node {greeting.node}, not of {node}")
         if self.board_fd < 0:
             raise ProtocolError(f"{self._path}: the node passed no board")
+
+
+_open_here: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for session in list(_open_here):
+        session._sock.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _outcomes(answer: Answer) -> list[Outcome]:

@@ -304,6 +304,29 @@ async def test_forked_child_may_not_use_its_parents_session(rig: Rig) -> None:
     session.close()
 
 
+async def test_session_ends_with_its_process_though_a_forked_child_lives_on(rig: Rig) -> None:
+    """A pool of workers that was forked off mustn't keep what a dead process held."""
+    session = await rig.session()
+    end, keep = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.read(end, 1)
+        os._exit(0)
+    session._sock.close()  # as the kernel does at the end of a process
+    try:
+        await rig.until(lambda: rig.host.calls[0].ended)
+        assert rig.host.calls[0].ended == [True]
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    finally:
+        os.write(keep, b".")
+        await asyncio.to_thread(os.waitpid, child, 0)
+        os.close(end)
+        os.close(keep)
+        session.close()
+
+
 async def test_path_longer_than_an_address_works(tmp_path: Path) -> None:
     """Socket addresses have room for 107 bytes; directories may be deeper."""
     deep = tmp_path / ("d" * 100) / ("e" * 100)
