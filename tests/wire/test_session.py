@@ -318,7 +318,7 @@ async def test_session_ends_with_its_process_though_a_forked_child_lives_on(rig:
     try:
         await rig.until(lambda: rig.host.calls[0].ended)
         assert rig.host.calls[0].ended == [True]
-        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)  # noqa: ASYNC222 - it doesn't wait
     finally:
         os.write(keep, b".")
         await asyncio.to_thread(os.waitpid, child, 0)
