@@ -1,8 +1,8 @@
 """Bytes whose writer may still be writing, though its lease has run out: nobody else has them until their fence is over.
 
 A writer that was stopped, or whose transfer is on its way, doesn't know that its time is up. A reader who checks checksums
-survives that; one who relies on a block's bytes being final doesn't. So such extents wait. All wait equally long and leases run out in
-order, so a queue does.
+survives that; one who relies on a block's bytes being final doesn't. So such extents wait. All wait equally long, from when the end of the
+lease is noticed: a node and its writers may have stood still together (a paused container), and then go on together. So a queue does.
 """
 
 from collections import deque
@@ -20,9 +20,9 @@ class Fences:
         self.fence_ns = fence_ns
         self._queue: deque[tuple[int, int]] = deque()
 
-    def add(self, offset: int, ended_ns: int) -> None:
-        """The lease over the extent at `offset` ran out at `ended_ns`, no earlier than those before it."""
-        self._queue.append((ended_ns + self.fence_ns, offset))
+    def add(self, offset: int, now_ns: int) -> None:
+        """The lease over the extent at `offset` has run out; `now_ns` is no earlier than in calls before."""
+        self._queue.append((now_ns + self.fence_ns, offset))
 
     def first_ns(self) -> int:
         """When the next one is over, far away without any."""

@@ -109,9 +109,9 @@ class Steps:
         now_ns = self._now_ns = max(now_ns, self._now_ns)
         if now_ns < self._due_ns:
             return now_ns
-        while (deadline_ns := self._leases.first_deadline_ns()) <= now_ns and (lease := self._leases.due(now_ns)) is not None:
+        while (lease := self._leases.due(now_ns)) is not None:
             self._counters["reclaimed_leases"] += 1
-            self._end(lease, "lease ran out", deadline_ns if self._fences.fence_ns else None)
+            self._end(lease, "lease ran out", fenced=self._fences.fence_ns > 0)
         while (due := self._pins.pop_due(now_ns)) is not None:
             self._repin(self._blocks.committed[due[0]])
         while (key := self._expiries.pop_due(now_ns)) is not None:
@@ -135,14 +135,11 @@ class Steps:
 
     # Ends of leases
 
-    def _end(self, lease: Lease, why: str, fenced_from_ns: int | None = None) -> None:
-        """A lease is over. `fenced_from_ns`: since when what its writer didn't finish is fenced off; None: not at all."""
+    def _end(self, lease: Lease, why: str, *, fenced: bool = False) -> None:
+        """A lease is over. `fenced`: what its writer didn't finish is fenced off from now on."""
         self._leases.end(lease)
         if lease.writes is not None:
-            if fenced_from_ns is None:
-                self._give_back(lease)
-            else:
-                self._fence(lease, fenced_from_ns)
+            (self._fence if fenced else self._give_back)(lease)
             self._story.record(self._now_ns, f"{why} before its commit", lease.id, tuple(lease.writes))
             return
         loosen = self._blocks.loosen
@@ -160,9 +157,9 @@ class Steps:
         if lease.slab is not None:
             self._blocks.slabs.give_back(lease.slab.offset)
 
-    def _fence(self, lease: Lease, ended_ns: int) -> None:
+    def _fence(self, lease: Lease) -> None:
         for block in lease.held():
             self._blocks.fence(block)
-            self._fences.add(block.location.offset, ended_ns)
+            self._fences.add(block.location.offset, self._now_ns)
         if lease.slab is not None:
-            self._fences.add(lease.slab.offset, ended_ns)
+            self._fences.add(lease.slab.offset, self._now_ns)

@@ -113,17 +113,17 @@ def _slab_movable() -> Sequence[Patch]:
 
 
 def _no_fence() -> Sequence[Patch]:
-    def add(self: Fences, offset: int, ended_ns: int) -> None:
-        self._queue.append((ended_ns, offset))
+    def add(self: Fences, offset: int, now_ns: int) -> None:
+        self._queue.append((now_ns, offset))
 
     return [(Fences, "add", add)]
 
 
 def _slab_not_fenced() -> Sequence[Patch]:
-    def fence(self: Steps, lease: Lease, ended_ns: int) -> None:
+    def fence(self: Steps, lease: Lease) -> None:
         for block in lease.held():
             self._blocks.fence(block)
-            self._fences.add(block.location.offset, ended_ns)
+            self._fences.add(block.location.offset, self._now_ns)
         if lease.slab is not None:
             self._blocks.slabs.give_back(lease.slab.offset)
 
@@ -131,7 +131,7 @@ def _slab_not_fenced() -> Sequence[Patch]:
 
 
 def _released_is_fenced() -> Sequence[Patch]:
-    return [(Steps, "_give_back", lambda self, lease: self._fence(lease, self._now_ns))]
+    return [(Steps, "_give_back", lambda self, lease: self._fence(lease))]
 
 
 def _touch_counts_misses() -> Sequence[Patch]:

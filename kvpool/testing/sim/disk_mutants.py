@@ -134,5 +134,5 @@ DISK_MUTANTS: tuple[Mutant, ...] = (
     Mutant(name="tail only", what="recovery reads the last groups of a segment only", seeds=40, patches=_tail_only),
     Mutant(name="room reused", what="records of a reclaimed segment stay listed", seeds=40, patches=_room_reused),
     Mutant(name="never well again", what="a disk that has come back is not used", seeds=40, patches=_never_well_again),
-    Mutant(name="expired served", what="a record is served after its time", seeds=100, patches=_expired_served),
+    Mutant(name="expired served", what="a record is served after its time", seeds=200, patches=_expired_served),
 )

@@ -312,8 +312,8 @@ def _carved_bytes_lost() -> Sequence[Patch]:
 
 
 def _no_fence_of_bytes() -> Sequence[Patch]:
-    def add(self: Fences, offset: int, ended_ns: int) -> None:
-        self._queue.append((ended_ns, offset))
+    def add(self: Fences, offset: int, now_ns: int) -> None:
+        self._queue.append((now_ns, offset))
 
     return [(Fences, "add", add)]
 

@@ -223,12 +223,12 @@ class Truth:
                 if copy.state is RESERVED:
                     del self.reserved[copy.key]
                     copy.state = DOOMED
-                self._fence((copy.offset // UNIT, copy.units), copy, held.deadline_ns + self.fence_ns)
+                self._fence((copy.offset // UNIT, copy.units), copy, now_ns + self.fence_ns)
             else:
                 self.forget(copy)
         if held.slab is not None and held.slab[1]:
             if fenced:
-                self._fence(held.slab, None, held.deadline_ns + self.fence_ns)
+                self._fence(held.slab, None, now_ns + self.fence_ns)
             else:
                 self.paint_units(held.slab, 0)
 
