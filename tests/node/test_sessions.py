@@ -253,6 +253,20 @@ async def test_reads_from_the_board_count_as_uses(host: Host) -> None:
     assert (counters["touches"], counters["touches_lost"], counters["unindexed"]) == (5, 0, 0)
 
 
+async def test_touches_of_blocks_that_are_gone_hold_up_no_others(host: Host) -> None:
+    """A step that dropped some of what it took in says all the same that there may be more."""
+    client = await host.client()
+    await asyncio.to_thread(client.put, await slab_of(client, 8 * LENGTH), chain("a", 2))
+    found, sessions = client.board.find(keys_of("a", 2), 1), _sessions(host)
+    for count in (1, 2, 2, 1) * 150:
+        client.board.touch(found, count)
+    assert host.pool.discard(keys_of("a", 2)[1])
+    steps = 1
+    while sessions.settle():
+        steps += 1
+    assert (steps, host.pool.counters()["hits"]) == (3, 600)
+
+
 async def test_touches_of_a_client_that_leaves_at_once_are_not_lost(host: Host) -> None:
     """A command that reads and exits within a tick counts, too."""
     client = await host.client()
