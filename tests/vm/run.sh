@@ -4,12 +4,12 @@
 #   tests/vm/run.sh [PART...]     parts: dax, rdma-1.20, rdma-1.23 (all of them)
 #
 # No root, no network card, no KVM: QEMU plays the machine (TCG), one CPU of it. Correctness only; docs/rdma.md says what it proves.
-# KVPOOL_VM_CACHE: where the guest's disk is kept (1 GB, made on first use from Debian's and PyPI's packages).
+# KVPOOL_VM_CACHE: in whose folder kvpool-vm the guest's disk is kept, ~/.cache (0.6 GB, made on first use from Debian's and PyPI's packages).
 # KVPOOL_VM_SECONDS: how long the guest may take. KVPOOL_VM_KEEP: a directory for its console and what pytest said.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
-cache=${KVPOOL_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvpool-vm}
+cache=${KVPOOL_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}}/kvpool-vm
 seconds=${KVPOOL_VM_SECONDS:-2400}
 parts=${*:-dax rdma-1.20 rdma-1.23}
 
