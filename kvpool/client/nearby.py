@@ -47,8 +47,9 @@ class Nearby:
         home = home_of(core, placed)
         if home is None:
             return False
-        batch = batch_of(core, chain, 0, [core.block_tokens] * len(chain), wish, copying(core.framer, rows), lacking_only=False)
-        return put_here(home, batch, self._limits()) == len(chain)
+        write = copying(core.framer, rows)
+        batch = batch_of(core, chain, range(len(chain)), [core.block_tokens] * len(chain), wish, write, lacking_only=False)
+        return put_here(home, batch, self._limits())
 
     def view(self, chain: Sequence[BlockKey]) -> View:
         """A view of the leading blocks of `chain` that are here."""

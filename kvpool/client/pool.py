@@ -129,7 +129,8 @@ class AsyncPoolClient:
     ) -> int:
         """Make chain[first : first + len(counts)] present: calls `fill(i, payload)` for those that a node lacks and has room for.
 
-        `fill` runs in a worker thread, in order of i, and must write the whole payload. Returns how many of the blocks the
+        `fill` runs in a worker thread, in order of i (first for the blocks that only a node of this host is to have), and must write the
+        whole payload. Returns how many of the blocks the
         pool now holds. `ttl_ns` bounds the life of the blocks that are written (0: none); `retention` says which tokens are worth
         keeping longer or shorter than others; their bytes count against the quota of `tenant`. `also` names nodes where
         the blocks are wanted next: those that own none of them, nor have an owner on their host, get near copies, if they can.

@@ -58,45 +58,40 @@ def copying(framer: Framer, rows: Rows) -> Write:
     return write
 
 
-def filling(framer: Framer, fill: Callable[[int, Bytes], None], first: int) -> Write:
-    """Writes what `fill(first + j, payload)` does."""
+def filling(framer: Framer, fill: Callable[[int, Bytes], None], indices: Sequence[int]) -> Write:
+    """Writes what `fill(indices[j], payload)` does."""
 
     def write(j: int, payload: Bytes) -> int:
-        fill(first + j, payload)
+        fill(indices[j], payload)
         return framer.checksum(payload)
 
     return write
 
 
-def put_here(reach: LocalReach, batch: Batch, limits: Limits) -> int | None:
-    """Write and publish all of a batch; how many blocks the node has now, None when the way by gRPC is to be taken for all of them.
+def put_here(reach: LocalReach, batch: Batch, limits: Limits) -> bool:
+    """Write and publish all of a batch; whether the node has all of it now. If not, the way by gRPC is to be taken for all of them.
 
     What was published by then exists, and costs that way nothing.
     """
     session, slabs = reach.session, reach.slabs
     if session is None or slabs is None or not reach.enter():
-        return None
+        return False
     try:
         total = sum(aligned(block.length) for block in batch.blocks)
         if not batch.lacking_only and total <= slabs.largest_put and len(batch.blocks) <= MAX_BLOCKS:
             slab = slabs.take(total, _patience_s(limits))
             if slab is not None:
                 return _by_slab(reach, session, slabs, slab, batch, total, limits)
-        held = 0
-        for start in range(0, len(batch.blocks), MAX_BLOCKS):
-            done = _by_lease(reach, session, batch, range(start, min(start + MAX_BLOCKS, len(batch.blocks))), limits)
-            if done is None:
-                return None
-            held += done
-        return held
+        parts = (range(start, min(start + MAX_BLOCKS, len(batch.blocks))) for start in range(0, len(batch.blocks), MAX_BLOCKS))
+        return all(_by_lease(reach, session, batch, part, limits) for part in parts)
     except KvpoolError as error:
         log.info("node %s: a put goes by gRPC instead: %s", reach.node_id[:8], error)
-        return None
+        return False
     finally:
         reach.leave()
 
 
-def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batch: Batch, total: int, limits: Limits) -> int | None:
+def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batch: Batch, total: int, limits: Limits) -> bool:
     memory, at, rest = reach.memory, slab.offset, slab
     fresh: Slab | None = None
     try:
@@ -104,7 +99,7 @@ def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batc
             _frame(memory[at : at + block.length], batch, j)
             at += aligned(block.length)
         if limits.over():
-            return None
+            return False
         left = slab.nbytes - total
         outcomes, fresh = session.put(
             slab.lease_id,
@@ -115,34 +110,34 @@ def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batc
             timeout_s=_patience_s(limits),
         )
         rest = Slab(slab.lease_id, at, left)
-        return len(outcomes) if Outcome.NO_SPACE not in outcomes else None
+        return Outcome.NO_SPACE not in outcomes
     finally:
         slabs.keep(rest if fresh is None else fresh)
         if fresh is not None:
             slabs.drop(rest)
 
 
-def _by_lease(reach: LocalReach, session: Session, batch: Batch, part: range, limits: Limits) -> int | None:
+def _by_lease(reach: LocalReach, session: Session, batch: Batch, part: range, limits: Limits) -> bool:
     blocks = batch.blocks[part.start : part.stop]
     lease_id, grants, _ = session.reserve(blocks, sequence=batch.sequence, tenant=batch.tenant, timeout_s=_patience_s(limits))
     done: list[bool] = []
     granted = [(j, offset) for j, (outcome, offset) in zip(part, grants, strict=True) if outcome is Outcome.GRANTED]
     try:
         if any(outcome is Outcome.NO_SPACE for outcome, _ in grants):
-            return None
+            return False
         memory, moved = reach.memory, 0
         for j, offset in granted:
-            if moved >= LOOK_BYTES:
-                moved = 0
-                if limits.over() or not session.alive:
-                    return None
+            if limits.over() or (moved >= LOOK_BYTES and not session.alive):
+                return False
+            moved = (0 if moved >= LOOK_BYTES else moved) + batch.blocks[j].length
             _frame(memory[offset : offset + batch.blocks[j].length], batch, j)
-            moved += batch.blocks[j].length
+        if limits.over():
+            return False
         if granted:
             done = session.commit(lease_id, [batch.blocks[j].key for j, _ in granted], _patience_s(limits))
-        return len(part) - len(granted) + sum(done) if all(done) else None
+        return all(done)
     finally:
-        if lease_id and len(done) < len(granted):
+        if lease_id and not (done and all(done)):
             session.release(lease_id)
 
 

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvpool.block import BlockKey
@@ -82,12 +83,13 @@ async def store(
     placed, refs = core.placed(chain, first, len(counts))
     if not placed or seconds_left(deadline_ns) <= 0:
         return Stored(0, 0)
-    home = None if also else await _home_of(core, placed, refs, deadline_ns)
-    if home is not None and not core.links.slow(refs[home.node_id]):
-        batch = batch_of(core, chain, first, counts, wish, filling(core.framer, fill, first), lacking_only=True)
-        held = await core.in_thread(lambda limits: put_here(home, batch, limits), deadline_ns)
-        if held is not None:
-            return Stored(held, 0)
+    groups = _groups(core, placed, refs, also)
+    has: list[set[str]] = [set() for _ in counts]
+    if not any(group.near for group in groups):
+        await _put_home(core, placed, groups, chain, first, counts, fill, has, deadline_ns, wish)
+        if all(has):
+            return Stored(len(has), 0)
+        groups = [group._replace(positions=[j for j in group.positions if not has[j]]) for group in groups]
     length_ms = lease_ms(sum(map(core.framer.frame_bytes, counts)), deadline_ns)
     blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
     sequence = len(chain) * core.block_tokens
@@ -96,8 +98,7 @@ async def store(
         wanted, tenant = [blocks[j] for j in group.positions], wish.tenant
         return await link.rpc.reserve(core.owner, length_ms, wanted, timeout_s, sequence=sequence, tenant=tenant, near=group.near)
 
-    has: list[set[str]] = [set() for _ in counts]
-    promised: set[int] = set()
+    promised = {j for j, nodes in enumerate(has) if nodes}
     leases: list[Lease] = []
     near: set[int] = set()
     places: list[list[Place]] = [[] for _ in counts]
@@ -117,7 +118,7 @@ async def store(
             leases.append(Lease(link, lease_id))
 
     try:
-        await _ask_each(core, _groups(core, placed, refs, also), reserve, granted, promised, deadline_ns)
+        await _ask_each(core, [group for group in groups if group.positions], reserve, granted, promised, deadline_ns)
         transfer = _transfer(core, leases, near, places, chain, first, counts, deadline_ns)
         await core.move(transfer, transfer.write, fill, length_ms)
         await _commit(core, transfer, near, first, has)
@@ -136,22 +137,40 @@ def home_of(core: Core, placed: Sequence[Placement]) -> LocalReach | None:
     return None
 
 
-async def _home_of(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], deadline_ns: int) -> LocalReach | None:
-    """The same, connected to first if need be: nobody else is to take these blocks."""
-    targets = {node_id for one in placed for node_id in one.targets}
-    if len(targets) == 1:
-        (ref,) = (refs[node_id] for node_id in targets)
-        if not core.links.connected(ref) and not core.links.resting(ref):
-            with contextlib.suppress(RemoteError):
-                await core.links.link(ref, min(CONTROL_S, seconds_left(deadline_ns)))
-    return home_of(core, placed)
+async def _put_home(
+    core: Core,
+    placed: Sequence[Placement],
+    groups: Sequence[_Group],
+    chain: Sequence[BlockKey],
+    first: int,
+    counts: Sequence[int],
+    fill: Touch,
+    has: Sequence[set[str]],
+    deadline_ns: int,
+    wish: Wish,
+) -> None:
+    """Put the blocks that only a node of this host is to have there over its session, and note in `has` that it has them."""
+    if len(groups) == 1 and not core.links.connected(groups[0].ref):
+        with contextlib.suppress(RemoteError):  # nobody else is to take these blocks, so it may take as long as it takes
+            await core.links.link(groups[0].ref, min(CONTROL_S, seconds_left(deadline_ns)))
+    for group in groups:
+        home = next((reach for reach in core.links.locals if reach.node_id == group.ref.node_id), None)
+        positions = [j for j in group.positions if len(placed[j].targets) == 1]
+        if home is None or not positions or core.links.slow(group.ref) or not home.alive:
+            continue
+        indices = [first + j for j in positions]
+        write = filling(core.framer, fill, indices)
+        batch = batch_of(core, chain, indices, [counts[j] for j in positions], wish, write, lacking_only=True)
+        if await core.in_thread(partial(put_here, home, batch), deadline_ns):
+            for j in positions:
+                has[j].add(home.node_id)
 
 
 def batch_of(
-    core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], wish: Wish, write: Write, *, lacking_only: bool
+    core: Core, chain: Sequence[BlockKey], indices: Sequence[int], counts: Sequence[int], wish: Wish, write: Write, *, lacking_only: bool
 ) -> Batch:
-    """chain[first : first + len(counts)], to be written by `write`, as it is put on a node of this host."""
-    blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
+    """The blocks of `chain` at `indices`, to be written by `write`, as they are put on a node of this host."""
+    blocks = [_reservation(core, chain, index, n_tokens, wish) for index, n_tokens in zip(indices, counts, strict=True)]
     return Batch(blocks, counts, write, core.framer, len(chain) * core.block_tokens, wish.tenant, lacking_only)
 
 

@@ -39,10 +39,11 @@ def churn(pool: Client, rounds: int) -> None:
         assert pool.put([10_000 + round_, *range(16 * 256 - 1)], rows) == 16 * 256
 
 
-def test_view_shows_the_blocks_in_the_arena(pool: Client) -> None:
+def test_view_shows_the_blocks_in_the_arena(start_node: Callable[..., NodeProcess], namespace: Namespace) -> None:
     """The shape and type of the geometry, one array where they lie side by side, and never writable."""
-    assert pool.put(TOKENS, blocks()) == 16 * BLOCKS
-    with pool.view([*TOKENS, *range(32)]) as view:
+    with kvpool.connect(start_node().address, namespace=namespace) as pool:
+        assert pool.put(TOKENS, blocks()) == 16 * BLOCKS
+        view = pool.view([*TOKENS, *range(32)])
         assert view.tokens == 16 * BLOCKS
         assert isinstance(view.blocks, np.ndarray)
         assert (view.blocks.dtype, view.blocks.shape) == (np.dtype(np.float32), SHAPE)
@@ -52,8 +53,9 @@ def test_view_shows_the_blocks_in_the_arena(pool: Client) -> None:
             view.blocks[0, 0] = 0
         with pytest.raises(ValueError, match="WRITEABLE"):
             view.blocks.flags.writeable = True
-    assert not view.valid()
-    view.close()
+        view.close()
+        assert not view.valid()
+        view.close()
 
 
 def test_view_of_scattered_blocks_is_a_list(pool: Client) -> None:
@@ -91,12 +93,11 @@ def test_torch_looks_at_a_view_without_a_copy(pool: Client) -> None:
     """The engine's way in. torch warns that it can't be told that the memory is read-only."""
     torch = pytest.importorskip("torch")
     assert pool.put(TOKENS, blocks()) == 16 * BLOCKS
-    with pool.view(TOKENS) as view:
-        assert isinstance(view.blocks, np.ndarray)
-        with pytest.warns(UserWarning, match="not writable"):
-            tensor = torch.from_numpy(view.blocks)
-        assert tensor.data_ptr() == view.blocks.ctypes.data
-        assert torch.equal(tensor, torch.from_numpy(blocks()))
+    with pool.view(TOKENS) as view, pytest.warns(UserWarning, match="not writable"):
+        for array, block in zip(view.blocks, blocks(), strict=True):
+            tensor = torch.from_numpy(array)
+            assert tensor.data_ptr() == array.ctypes.data
+            assert torch.equal(tensor, torch.from_numpy(block))
 
 
 def test_nothing_there_is_an_empty_view(pool: Client) -> None:
