@@ -23,6 +23,7 @@ from kvpool.node.sessions import Announced, Sessions
 from kvpool.node.tcp_plane import TcpPlane
 from kvpool.node.tenancy import TenantPool, owners_in
 from kvpool.node.tiers import Tiers
+from kvpool.node.verifier import Verifier
 from kvpool.policy.eviction import make_policy
 from kvpool.policy.rates import Rates
 from kvpool.pool import PoolLimits, PoolState
@@ -116,6 +117,7 @@ class PoolNode:
         self._events: NodeEvents | None = None
         self._board: Board | None = None
         self._sessions: SessionServer | None = None
+        self._verifier: Verifier | None = None
 
     async def start(self) -> None:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
@@ -146,6 +148,7 @@ class PoolNode:
             tiers=self._tiers,
         )
         sessions = Sessions(handler, state, self._tiers, self._board, clock, capacity)
+        self._verifier = sessions.verifier = Verifier(state, self.arena, clock, handler.examine)
         handler.counted_here = sessions.counted
         session = self._serve_sessions(sessions) if {"shm", "tcp"} & set(wanted) else ""
         if "shm" in wanted:
@@ -248,6 +251,8 @@ class PoolNode:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
+        if self._verifier is not None:
+            await self._verifier.close()
         for child in (self._plane, self._target):
             if child is not None:
                 await asyncio.to_thread(child.close)
@@ -260,7 +265,7 @@ class PoolNode:
         if self.arena is not None:
             self.arena.close()
         self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self.arena = None
-        self._plane = self._sessions = self._board = None
+        self._plane = self._sessions = self._board = self._verifier = None
 
 
 async def _tick(handler: NodeHandler, sessions: Sessions) -> None:

@@ -21,6 +21,7 @@ from kvpool.clock import Clock
 from kvpool.errors import ConfigError
 from kvpool.node.handler import NodeHandler
 from kvpool.node.tiers import Tiers
+from kvpool.node.verifier import Verifier
 from kvpool.policy.eviction import NEVER_NS
 from kvpool.pool import PoolState
 from kvpool.pool.allocator import aligned
@@ -49,7 +50,7 @@ class Announced:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self.withdraw, self.held = board.withdraw, board.held
+        self.withdraw, self.held, self.verified = board.withdraw, board.held, board.verified
 
     def publish(self, block: Resident) -> None:
         """Readers find the block from now on."""
@@ -170,6 +171,8 @@ class Sessions:
         self.lease_ns = min(LEASE_NS, state.limits.max_lease_ns)
         self.slab_bytes = 0
         """Of all sessions."""
+        self.verifier: Verifier | None = None
+        """Checks what is used and nobody has checked."""
         self.drop: Callable[[SessionCalls, str], None] = lambda session, why: None
         """Ends a session's socket (`SessionServer.drop`)."""
         self._state = state
@@ -221,17 +224,20 @@ class Sessions:
         if keys:
             self._state.touch(keys, self._clock.now_ns())
             self._tiers.used(keys)
+            if self.verifier is not None:
+                self.verifier.used(keys)
             for chain in self._chains(keys):
                 self.handler.on_read(chain)
         return bool(keys)  # less than asked for may have been some that are gone
 
     def counted(self) -> dict[str, int]:
-        """Now: sessions, their leases, bytes of slabs, holds over all cells. Since the start: the board's counters."""
+        """Now: sessions, their leases, bytes of slabs, holds over all cells. Since the start: blocks verified, the board's counters."""
         return {
             "sessions": len(self._open),
             "session_leases": sum(len(session.writes) + len(session.slabs) for session in self._open),
             "slab_bytes": self.slab_bytes,
             "holds": self._board.holding(),
+            "verified": 0 if self.verifier is None else self.verifier.checked,
             **self._board.counters,
         }
 

@@ -24,6 +24,10 @@ class Announcer(Protocol):
         """
         ...
 
+    def verified(self, key: BlockKey) -> None:
+        """The block's bytes have been checked; nothing else about its record changes. No record: nothing."""
+        ...
+
     def withdraw(self, key: BlockKey) -> bool:
         """Nobody new finds the block; whether somebody holds it now, or one of its key that was withdrawn before. No record: False."""
         ...

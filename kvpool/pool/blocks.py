@@ -105,6 +105,12 @@ class Blocks:
         if self.watch is not None:
             self.watch(block)
 
+    def verified(self, block: Resident) -> None:
+        """A committed block's bytes have been checked."""
+        block.unverified = False
+        if self.board is not None:
+            self.board.verified(block.key)
+
     def adopt(self, block: Resident) -> None:
         """A committed near copy is the pool's own from here on."""
         block.near = False

@@ -169,6 +169,20 @@ class PoolState(Writing):
         """Tenants that have blocks here or a quota, by name."""
         return self._quotas.all()
 
+    def doubtful(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Which of `keys` are worth a check: nobody has checked their bytes yet, and they were used more than once."""
+        return [block.key for block in self._known(keys) if block.unverified and block.hits > 1]
+
+    def verified(self, checked: Iterable[tuple[BlockKey, Location]]) -> int:
+        """These blocks' bytes were found right at these places, under a lease that lives or was released just now; how many they were."""
+        count = 0
+        for key, place in checked:
+            block = self._blocks.committed.get(key)
+            if block is not None and block.unverified and block.location == place:
+                self._blocks.verified(block)
+                count += 1
+        return count
+
     # The slower tier
 
     def guard(self, on: bool) -> None:

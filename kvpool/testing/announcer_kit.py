@@ -60,6 +60,18 @@ class AnnouncerKit:
         assert desk.hold(key(1)) is None
         assert desk.find(key(2)) == (1280, 64, True)
 
+    def test_block_that_was_checked_is_verified_where_it_is(self, desk: Desk) -> None:
+        """And who holds it goes on doing so; of what has no record nothing is said."""
+        desk.announcer.publish(block(1, 640, 100, unverified=True))
+        release = self.held(desk, 1)
+        desk.announcer.verified(key(1))
+        desk.announcer.verified(key(2))
+        assert desk.find(key(1)) == (640, 100, False)
+        assert desk.find(key(2)) is None
+        assert desk.announcer.held(key(1))
+        release()
+        assert not desk.announcer.withdraw(key(1))
+
     def test_key_without_a_record_is_not_held(self, desk: Desk) -> None:
         """The pool asks without knowing what had room."""
         assert not desk.announcer.withdraw(key(1))

@@ -42,6 +42,11 @@ class BoardTwin:
         if len(self.records) < self.room:
             self.records[block.key] = Record(block.key, *block.location, block.expires_ns, block.unverified)
 
+    def verified(self, key: BlockKey) -> None:
+        """See `Announcer`."""
+        if key in self.records:
+            self.records[key] = self.records[key]._replace(unverified=False)
+
     def withdraw(self, key: BlockKey) -> bool:
         """See `Announcer`."""
         if key in self.late:

@@ -164,6 +164,26 @@ def test_board_without_room_leaves_blocks_out() -> None:
     assert pool.books().free == 4 * SIZE
 
 
+def test_block_that_was_checked_where_it_lies_is_verified() -> None:
+    """Only the second use makes a check worth it; what was found right elsewhere was another block's bytes."""
+    pool, board = pool_of(4)
+    got = pool.reserve([Reserve(KEYS[0], None, 0, 64), Reserve(KEYS[1], None, 0, 64)], owner="w", lease_ns=10, now_ns=0)
+    pool.commit(got.lease_id, KEYS[:1], 0, unverified=True)
+    pool.commit(got.lease_id, KEYS[1:2], 0)
+    pool.touch(KEYS[:2], 0)
+    assert pool.doubtful(KEYS) == []
+    pool.touch(KEYS[:2], 0)
+    assert pool.doubtful(KEYS) == [KEYS[0]]
+    place = pool.locate(KEYS[0])
+    assert place is not None
+    assert pool.verified([(KEYS[0], place._replace(offset=place.offset + 64)), (KEYS[3], place)]) == 0
+    assert board.records[KEYS[0]].unverified
+    assert pool.verified([(KEYS[0], place)]) == 1
+    assert not board.records[KEYS[0]].unverified
+    assert pool.verified([(KEYS[0], place)]) == 0
+    assert pool.doubtful(KEYS) == []
+
+
 def test_touch_is_a_use_without_a_lease() -> None:
     """What readers of the board used stays as long as what others acquired; what is gone meanwhile is no miss."""
     pool, _ = pool_of(2, 0, 1)
