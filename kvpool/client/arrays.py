@@ -78,7 +78,8 @@ def _numpy_of(blocks: Any, geometry: Geometry) -> Any:
     if torch is None or not isinstance(blocks, torch.Tensor):
         return blocks
     if blocks.device.type != "cpu":
-        raise ConfigError(f"blocks are on {blocks.device}; copy them to the host first with x.cpu()")
+        way = "use Client, which takes CUDA tensors, or " if blocks.is_cuda else ""
+        raise ConfigError(f"blocks are on {blocks.device}; {way}copy them to the host first with x.cpu()")
     if str(blocks.dtype) != f"torch.{geometry.dtype}" and blocks.dtype is not torch.uint8:
         raise ConfigError(f"blocks of this pool are {geometry.dtype}, got {blocks.dtype}; pool blocks are stored as they are computed")
     plain = blocks.detach()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvpool.block import BlockKey
 from kvpool.client.core import Core
 from kvpool.client.here import Limits
-from kvpool.client.putting import copying, put_here
+from kvpool.client.putting import Write, copying, put_here
 from kvpool.client.views import View, view_of
 from kvpool.client.writing import Wish, batch_of, home_of
 from kvpool.transport.reach import Bytes
@@ -22,6 +22,11 @@ class Nearby:
     def __init__(self, core: Core, timeout_s: float) -> None:
         self._core = core
         self._timeout_ns = int(timeout_s * SECOND)
+
+    @property
+    def core(self) -> Core:
+        """What it is over."""
+        return self._core
 
     @property
     def any(self) -> bool:
@@ -40,6 +45,10 @@ class Nearby:
 
     def write(self, chain: Sequence[BlockKey], rows: Bytes, wish: Wish) -> bool:
         """Make the whole blocks of `chain` present; False when they don't all belong to one node here, or it has no room just now."""
+        return self.write_by(chain, copying(self._core.framer, rows), wish)
+
+    def write_by(self, chain: Sequence[BlockKey], write: Write, wish: Wish) -> bool:
+        """The same by what writes each payload."""
         core = self._core
         if not core.links.locals or not core.links.nodes() or not chain:
             return False
@@ -47,7 +56,6 @@ class Nearby:
         home = home_of(core, placed)
         if home is None:
             return False
-        write = copying(core.framer, rows)
         batch = batch_of(core, chain, range(len(chain)), [core.block_tokens] * len(chain), wish, write, lacking_only=False)
         return put_here(home, batch, self._limits())
 

@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from kvpool.client.writing import Wish
 from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
+
+if TYPE_CHECKING:
+    from kvpool.client.device import DeviceBlocks
 
 T = TypeVar("T")
 _GRACE_S = 5.0
@@ -164,8 +168,11 @@ class Client:
         return self.get_blocks(self.keys(tokens), out)
 
     def get_blocks(self, chain: Sequence[BlockKey], out: Any = None) -> Got:
-        """See `AsyncClient.get_blocks`."""
+        """See `AsyncClient.get_blocks`. `out` may be a CUDA tensor of torch's, too (`device.py`)."""
         self._check_open()
+        if getattr(out, "is_cuda", False):
+            came = self._device.get(chain, out)
+            return Got(tokens=came * self._block_tokens, blocks=out[:came])
         if out is None:
             out = new_blocks(self._geometry, self.lookup_blocks(chain))
         rows = as_rows(out, self._geometry, writable=True)
@@ -181,11 +188,13 @@ class Client:
     def put_blocks(
         self, chain: Sequence[BlockKey], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = ""
     ) -> int:
-        """See `AsyncClient.put_blocks`."""
+        """See `AsyncClient.put_blocks`. `blocks` may be a CUDA tensor of torch's, too (`device.py`)."""
         self._check_open()
         check_retention(retention)
-        rows = rows_of(chain, blocks, self._geometry)
-        if self._nearby.write(chain, rows, Wish(int(ttl_s * SECOND), retention, tenant)):
+        wish = Wish(int(ttl_s * SECOND), retention, tenant)
+        if getattr(blocks, "is_cuda", False):
+            return self._device.put(chain, blocks, wish)
+        if self._nearby.write(chain, rows_of(chain, blocks, self._geometry), wish):
             return len(chain)
         return self._run(self._client.put_blocks(chain, blocks, ttl_s=ttl_s, retention=retention, tenant=tenant))
 
@@ -216,6 +225,12 @@ class Client:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @cached_property
+    def _device(self) -> "DeviceBlocks":
+        from kvpool.client.device import DeviceBlocks
+
+        return DeviceBlocks(self._nearby, self._client.pool, self._run, self._timeout_s)
 
     def _check_open(self) -> None:
         if self._closed:
