@@ -15,11 +15,11 @@ DEADLINE_S = 60
 
 
 class NodeProcess:
-    """One `python -m kvpool.node`; `address` and `node_id` are known once it serves."""
+    """One `python -m kvpool.node`, or of another `module` that ends as one; `address` and `node_id` are known once it serves."""
 
-    def __init__(self, *flags: str, arena_dir: Path | None = None) -> None:
+    def __init__(self, *flags: str, arena_dir: Path | None = None, module: str = "kvpool.node") -> None:
         where = ["--arena-dir", str(arena_dir)] if arena_dir else []
-        command = [sys.executable, "-m", "kvpool.node", *where, *flags]
+        command = [sys.executable, "-m", module, *where, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.node_id = self.address = ""
