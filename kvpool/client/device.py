@@ -112,10 +112,7 @@ class DeviceBlocks:
             memory = held.reach.memory
         except ClosedError:
             return 0
-        try:
-            device.to_device(rows[: len(starts)], [memory[start : start + self._row_bytes] for start in starts])
-        finally:
-            device.wait()
+        _copy(device, rows[: len(starts)], [memory[start : start + self._row_bytes] for start in starts])
         if not held.reach.alive:
             return 0
         held.touch(len(starts))
@@ -127,10 +124,8 @@ class DeviceBlocks:
             while done < len(chain):
                 targets = list(stage[: len(chain) - done])
                 came = self._run(self._pool.load_into(chain, done, targets, deadline_ns=deadline_ns))
-                try:
-                    device.to_device(rows[done : done + came], targets[:came])
-                finally:
-                    device.wait()
+                if came:
+                    _copy(device, rows[done : done + came], targets[:came])
                 done += came
                 if came < len(targets):
                     break
@@ -167,6 +162,13 @@ class DeviceBlocks:
         if device is None:
             device = self._devices.setdefault(name, cuda_of(blocks))
         return device, device.rows(blocks, self._row_bytes)
+
+
+def _copy(device: Device, rows: Rows, sources: Sequence[Bytes]) -> None:
+    try:
+        device.to_device(rows, sources)
+    finally:
+        device.wait()
 
 
 def check_blocks(blocks: Any, geometry: Geometry) -> None:
