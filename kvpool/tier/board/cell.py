@@ -105,7 +105,7 @@ class Cell:
         self._counters = np.frombuffer(view, np.uint16, shape.counters, HEADER_BYTES)
         self._ring = np.frombuffer(view, np.uint64, shape.touches, shape.ring_at)
         self._ring_words = view[shape.ring_at :].cast("Q")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a hold in the midst of a call
         self._active = self._head = 0
         self._closed = False
         self._process = os.getpid()

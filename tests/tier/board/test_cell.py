@@ -192,6 +192,24 @@ def test_threads_that_hold_and_release_leave_nothing_behind(world: World) -> Non
     assert (world.cell.active, int(world.cell._counters.sum()), world.board.holding()) == (0, 0, 0)
 
 
+def test_hold_may_end_in_the_midst_of_another_call_of_its_thread(world: World) -> None:
+    """A view that is part of a cycle ends when the collector pleases, and since Python 3.12 that is between any two steps of a thread."""
+    fill(world.board)
+    found = world.reader.find(KEYS, NOW)
+    hold = world.reader.hold(found, 2)
+    assert hold is not None
+
+    def collected() -> None:
+        with world.cell._lock:
+            hold.release()
+
+    thread = threading.Thread(target=collected, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert (world.cell.active, int(world.cell._counters.sum())) == (0, 0)
+
+
 def test_forked_child_changes_nothing_of_its_parents_cell(world: World) -> None:
     """Views that end in the child, at its exit for example, must not end the parent's holds."""
     fill(world.board)
