@@ -13,7 +13,7 @@ books must balance. A sabotage leaves one step out on purpose, and then `wrong` 
     shm  late     somebody writes to bytes whose lease was given back
     tcp  hold     the server doesn't look again when it has a hold, and readers look at no checksum
     tcp  unheld   the server holds nothing while it sends, and readers look at no checksum
-    ucx  lease    readers give their lease back before they read, and look at no checksum
+    ucx  lease    readers give their lease back before they read, and take whatever comes
 
 What can't fail is not offered: without checksums alone, tcp and ucx stay right by holds and leases; without those alone, by checksums
 (what is damaged is a miss then). Over grpc the node itself compares every range with the lease, and copies between two events.
@@ -92,6 +92,8 @@ class Proof:
             self.node = NodeProcess(*flags, "--sabotage", tally.sabotage, module="kvpool.testing.read_proof_node")
         else:
             self.node = NodeProcess(*flags)
+        self._runner = asyncio.Runner()
+        self._rpc = self._runner.run(_connected(self.node.address))
         self._writers: list[Child] = []
         self._readers: list[Child] = []
         try:
@@ -141,6 +143,8 @@ class Proof:
         """End what there still is."""
         for child in self._children:
             child.kill()
+        self._runner.run(self._rpc.close())
+        self._runner.close()
         self.node.stop()
 
     def _writer(self) -> Child:
@@ -169,7 +173,7 @@ class Proof:
             process.send_signal(signal.SIGCONT)
 
     def _look(self) -> NodeDescription:
-        node = asyncio.run(_describe(self.node.address))
+        node = self._runner.run(self._rpc.describe(_CALL_S))
         self.tally.unbalanced += node.free_bytes + node.used_bytes + node.pinned_bytes != node.capacity_bytes
         return node
 
@@ -185,12 +189,8 @@ class Proof:
         self.tally.node = {name: node.counters.get(name, 0) for name in _COUNTED}
 
 
-async def _describe(address: str) -> NodeDescription:
-    rpc = PoolRpc(address)
-    try:
-        return await rpc.describe(_CALL_S)
-    finally:
-        await rpc.close()
+async def _connected(address: str) -> PoolRpc:
+    return PoolRpc(address)
 
 
 def _held(node: NodeDescription) -> dict[str, int]:

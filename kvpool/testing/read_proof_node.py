@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
+from kvpool.block import BlockKey
 from kvpool.node import service, tcp
 from kvpool.node.__main__ import main as run_node
 from kvpool.node.tcp_index import BoardIndex
 from kvpool.node.tcp_plane import TcpPlane
 from kvpool.request.pool import TcpOffer
 from kvpool.testing.read_proof_sabotage import BlindBoard, dawdle
+from kvpool.tier.board import Found, Place
 from kvpool.transport.nurse import NursedProcess
 from kvpool.transport.tcp import Taken
 
@@ -34,13 +36,32 @@ class _Plane(TcpPlane, _Swapped):
     """`TcpPlane`, whose own base is now `_Swapped`."""
 
 
+def _dream() -> None:
+    """A busy host: long enough for a block that is the next to go to have gone."""
+    dawdle(0.3, 0.03)
+
+
+class _Blind(BlindBoard):
+    """Holds what it has found a while ago, without another look."""
+
+    def find(self, keys: Sequence[BlockKey] | bytes, now_ns: int) -> Found:
+        found = super().find(keys, now_ns)
+        _dream()
+        return found
+
+    def find_one(self, key: BlockKey | bytes, now_ns: int) -> Place | None:
+        place = super().find_one(key, now_ns)
+        _dream()
+        return place
+
+
 class _Unheld(BoardIndex):
     """Sends what it doesn't hold any more."""
 
     def take(self, keys: bytes, lengths: Sequence[int]) -> Taken:
         taken = super().take(keys, lengths)
         taken.release()
-        dawdle()
+        _dream()
         return taken
 
 
@@ -56,7 +77,7 @@ def main() -> None:
         with patch.object(service, "TcpPlane", _Plane):
             run_node()
     elif args.sabotage == "hold":
-        with patch.object(tcp, "BoardReader", BlindBoard):
+        with patch.object(tcp, "BoardReader", _Blind):
             tcp.main()
     else:
         with patch.object(tcp, "BoardIndex", _Unheld):
