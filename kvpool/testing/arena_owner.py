@@ -28,7 +28,7 @@ from kvpool.transport.tcp import Peer, Served, TcpServer
 from kvpool.transport.ucx import UcxTarget
 from kvpool.transport.ucx.process import decode_offer, encode_offer
 
-_START_S = 60.0
+_START_S = 180.0
 _STOP_S = 10.0
 _INCARNATION = 1
 
