@@ -26,6 +26,7 @@ A *near* copy belongs to a reader close by, not to the pool: it counts against n
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from kvpool.block import BlockKey
@@ -165,11 +166,13 @@ class Blocks:
         self._step(block, "drain")
         self.ledger.free_pinned(self._free(block))
 
-    def drain_lingering(self) -> None:
-        """Drain the doomed blocks that nobody holds any more."""
-        for offset, block in list(self.lingering.items()):
-            if not self.held(block):
-                del self.lingering[offset]
+    def drain_lingering(self, most: int) -> None:
+        """Drain the doomed blocks that nobody holds any more, of the `most` that weren't looked at for longest."""
+        for offset, block in list(islice(self.lingering.items(), most)):
+            del self.lingering[offset]
+            if self.held(block):
+                self.lingering[offset] = block
+            else:
                 self.drain(block)
 
     def held(self, block: Resident) -> bool:

@@ -25,6 +25,7 @@ from kvpool.pool.values import Move, Reserve
 
 _PATIENCE = 16
 _DIRTY_SEARCH = 1024  # dirty blocks passed over in one call
+_HELD_SEARCH = 4096  # blocks that somebody holds by the board passed over in one search
 _QUOTA_SEARCH = 8192  # blocks looked at in one call for those of a tenant at its quota
 
 
@@ -135,7 +136,7 @@ class Room:
 
     def _evictable(self) -> Generator[Resident, None, None]:
         """Blocks that may go, in the order of eviction. Does nothing until first asked."""
-        board = self._blocks.board
+        board, passed_held = self._blocks.board, 0
         with closing(self._pens.victims()) as candidates:
             for key in candidates:
                 block = self._blocks.committed.get(key)
@@ -147,5 +148,11 @@ class Room:
                     self._passed_dirty += 1
                     if self._passed_dirty > _DIRTY_SEARCH:
                         return
-                elif not block.grips and (board is None or not board.held(key)):
+                elif block.grips:
+                    continue
+                elif board is None or not board.held(key):
                     yield block
+                else:
+                    passed_held += 1
+                    if passed_held > _HELD_SEARCH:
+                        return

@@ -18,6 +18,9 @@ from kvpool.pool.steps import Steps
 from kvpool.pool.story import InvariantError
 from kvpool.pool.values import EXISTS, NO_SPACE, Grant, Granted, Move, Reserve, Reserved, SlabGrant
 
+_DRAINED_AT_ONCE = 64
+"""Doomed blocks that one call looks at; `tick` looks at more."""
+
 
 class Writing(Steps):
     """The part of `PoolState` for writers."""
@@ -167,7 +170,7 @@ class Writing(Steps):
             raise InvariantError(f"{len(blocks.moving)} blocks were moved by an earlier call, and nobody said that their bytes are there")
         now_ns = self._advance(now_ns)
         if blocks.lingering:
-            blocks.drain_lingering()
+            blocks.drain_lingering(_DRAINED_AT_ONCE)
         return now_ns
 
     def _room(self, items: Sequence[Reserve]) -> Room:

@@ -6,8 +6,9 @@ import pytest
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import PrefixLru
-from kvpool.pool import Granted, InvariantError, PoolLimits, PoolState, Reserve
+from kvpool.pool import NO_SPACE, Granted, InvariantError, PoolLimits, PoolState, Reserve
 from kvpool.pool.deadlines import NEVER_NS
+from kvpool.pool.resident import Resident
 from kvpool.testing.board_twin import BoardTwin, Record
 
 KEYS = [BlockKey(sha256(b"%d" % i).digest()) for i in range(10)]
@@ -162,6 +163,53 @@ def test_board_without_room_leaves_blocks_out() -> None:
     assert pool.discard(KEYS[1])
     assert pool.discard(KEYS[0])
     assert pool.books().free == 4 * SIZE
+
+
+class _Clung:
+    """A board whose readers hold all that they see, until `held_now` says otherwise; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.held_now = True
+        self.asked = 0
+
+    def publish(self, block: Resident) -> None:
+        """Nothing to note."""
+
+    def verified(self, key: BlockKey) -> None:
+        """Nothing to note."""
+
+    def withdraw(self, key: BlockKey) -> bool:
+        return self.held_now
+
+    def held(self, key: BlockKey) -> bool:
+        self.asked += 1
+        return self.held_now
+
+
+@pytest.mark.parametrize("doomed", [False, True])
+def test_readers_that_hold_thousands_of_blocks_do_not_make_each_call_long(doomed: bool) -> None:
+    """One event loop serves everybody. What a call doesn't look at, later ones and ticks do."""
+    count, board = 12_000, _Clung()
+    pool = PoolState(count * SIZE, PrefixLru(), board=board)
+    keys = [BlockKey(sha256(b"many/%d" % i).digest()) for i in range(count)]
+    got = pool.reserve([Reserve(key, None, 0, SIZE) for key in keys], owner="w", lease_ns=10, now_ns=0)
+    assert all(pool.commit(got.lease_id, keys, 0))
+    if doomed:
+        assert all(pool.discard(key) for key in keys)
+    board.asked = 0
+    got = pool.reserve([Reserve(KEYS[0], None, 0, SIZE)], owner="w", lease_ns=10, now_ns=0)
+    assert got.grants[0] is NO_SPACE
+    assert 0 < board.asked < 5000
+    board.asked = 0
+    pool.tick(1)
+    assert board.asked < 5000
+    board.held_now = False
+    for now_ns in range(2, 2 + 12):
+        pool.tick(now_ns)
+    assert pool.books().pinned == 0
+    got = pool.reserve([Reserve(KEYS[0], None, 0, SIZE)], owner="w", lease_ns=10, now_ns=20)
+    assert isinstance(got.grants[0], Granted)
+    pool.check()
 
 
 def test_block_that_was_checked_where_it_lies_is_verified() -> None:

@@ -87,7 +87,7 @@ def _doomed_with_its_last_lease() -> Sequence[Patch]:
 
 
 def _held_for_ever() -> Sequence[Patch]:
-    return [(Blocks, "drain_lingering", lambda self: None)]
+    return [(Blocks, "drain_lingering", lambda self, most: None)]
 
 
 def _carved_bytes_lost() -> Sequence[Patch]:
