@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmOffer:
-    """A node's arena as a file that processes of the same host (same boot id) may map, and the socket for what they ask of it ("": none)."""
+    """A node's arena as a file that processes of its host (same boot id) may map, and the socket for what they ask of it ("": none)."""
 
     path: str
     boot_id: str
