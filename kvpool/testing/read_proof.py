@@ -29,6 +29,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvpool.errors import RemoteError
 from kvpool.request.pool import NodeDescription
 from kvpool.testing.node_process import NodeProcess
 from kvpool.testing.read_proof_child import Child
@@ -173,7 +174,11 @@ class Proof:
             process.send_signal(signal.SIGCONT)
 
     def _look(self) -> NodeDescription:
-        node = self._runner.run(self._rpc.describe(_CALL_S))
+        try:
+            node = self._runner.run(self._rpc.describe(_CALL_S))
+        except RemoteError as error:
+            state = "runs" if self.node.process.poll() is None else f"ended with {self.node.process.poll()}"
+            raise AssertionError(f"{error}; the node {state}: {''.join(self.node.log[-20:])}") from error
         self.tally.unbalanced += node.free_bytes + node.used_bytes + node.pinned_bytes != node.capacity_bytes
         return node
 
