@@ -23,7 +23,7 @@ from kvpool.block import BlockKey, check_frame
 from kvpool.client.background import outlast
 from kvpool.client.leasing import MARGIN_MS, lease_ms
 from kvpool.client.links import NodeLink
-from kvpool.client.transfer import Stages
+from kvpool.client.transfer import Stages, may_release
 from kvpool.clock import seconds_left
 from kvpool.errors import ConfigError, DeadlineError, FrameError, RemoteError, UnavailableError
 from kvpool.request.pool import Outcome, Reservation, Stored
@@ -109,14 +109,16 @@ async def push(
     if not granted:
         return result
     loop = asyncio.get_running_loop()
+    settled = may_release(link)
     try:
         sound = await _finished(loop.run_in_executor(threads, _send, link, lease_id, granted, fill, stages, deadline_ns))
+        settled = True
         result.unsound += [frame for (frame, _), ok in zip(granted, sound, strict=True) if not ok]
         sent = [frame for (frame, _), ok in zip(granted, sound, strict=True) if ok]
         done = await link.rpc.commit(lease_id, [frame.key for frame in sent], _patience_s(deadline_ns)) if sent else []
         result.written += [frame for frame, ok in zip(sent, done, strict=True) if ok]
     finally:
-        if len(result.written) < len(granted):
+        if settled and len(result.written) < len(granted):
             await _release(link, lease_id, ())
     return result
 

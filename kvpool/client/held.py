@@ -27,11 +27,11 @@ class Held:
         self.count = count
         self._board = board
         self._hold: Hold | None = hold
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may release in the midst of a call
 
     @classmethod
     def take(cls, reach: LocalReach, board: BoardReader, keys: Sequence[BlockKey]) -> "Held | None":
-        """Hold the leading run of `keys`; None when there is none, no room for so many holds, or the node is gone."""
+        """Hold the leading run of `keys`, as far as this process may hold blocks of the node; None when nothing can be held."""
         if not reach.enter():
             return None
         kept = False
@@ -39,7 +39,7 @@ class Held:
             memory = reach.frozen
             for _ in range(_TRIES):
                 found = board.find(keys, time.monotonic_ns())
-                count = found.leading()
+                count = min(found.leading(), reach.room_to_hold)
                 hold = board.hold(found, count) if count else None
                 if hold is not None:
                     kept = True

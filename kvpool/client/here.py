@@ -20,7 +20,7 @@ from kvpool.client.held import Held
 from kvpool.client.links import Links
 from kvpool.client.local import LocalReach
 from kvpool.errors import ClosedError
-from kvpool.tier.board import BoardReader, Flag, Found
+from kvpool.tier.board import ORDERED, BoardReader, Flag, Found
 from kvpool.transport.reach import Bytes
 from kvpool.units import MIB
 
@@ -192,7 +192,12 @@ class Here:
                     got[wanted[at]] = 1
                 else:
                     changed.append(wanted[at])
-        board.touch(found, len(copied))
+        if copied:
+            if copied[-1] >= len(copied):  # others lie between
+                used = np.zeros_like(found.present)
+                used[copied] = True
+                found.present &= used
+            board.touch(found, copied[-1] + 1)
         return changed
 
     def _copy(
@@ -221,10 +226,10 @@ class Here:
     def deliver(self, keys: Sequence[BlockKey], counts: Sequence[int], sink: Sink, limits: Limits) -> int:
         """Call `sink(j, payload)` with read-only payloads in the arena for the leading run that is here, held meanwhile.
 
-        How many were delivered. A payload is valid only during the call.
+        How many were delivered. A payload is valid only during the call. None is delivered where a hold is no promise (`ORDERED`).
         """
         done = came = 0
-        while done < len(keys):
+        while ORDERED and done < len(keys):
             for reach, board in self.reaches():
                 came = self._deliver_from(reach, board, keys, counts, sink, done, limits)
                 if came:
@@ -262,7 +267,9 @@ class Here:
             return came
 
     def hold(self, keys: Sequence[BlockKey]) -> Held | None:
-        """Hold the leading run of `keys` on the node of this host that has most of it."""
+        """Hold the leading run of `keys` on the node of this host that has most of it; None where a hold is no promise (`ORDERED`)."""
+        if not ORDERED:
+            return None
         best: Held | None = None
         for reach, board in self.reaches():
             held = Held.take(reach, board, keys)

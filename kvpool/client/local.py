@@ -38,7 +38,7 @@ class LocalReach(ShmReach):
         self._path = mapping.path
         self._superblock = mapping.superblock
         self._frozen: Bytes | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a view, and so call `leave`, in the midst of a call
         self._users = 0
         self._ended = False
         self._cell: Cell | None = None
@@ -51,16 +51,17 @@ class LocalReach(ShmReach):
 
     def join(self, offer: ShmOffer, node: NodeIdentity, owner: str, timeout_s: float) -> bool:
         """Open a session with the node; False, with the reason in the log, when that can't be had: the reach works without one."""
-        cell = Cell.create()
+        cell: Cell | None = None
         session: Session | None = None
         try:
+            cell = Cell.create()
             session = Session.open(offer.session, node, owner, cell.fd, timeout_s)
             board = BoardReader(session.board_fd, cell, node.node_id, node.incarnation)
-        except KvpoolError as error:
+        except (KvpoolError, OSError) as error:
             log.warning("node %s: no session, so every block is asked for by gRPC: %s", node.node_id[:8], error)
-            if session is not None:
-                session.close()
-            cell.close()
+            for opened in (session, cell):
+                if opened is not None:
+                    opened.close()
             return False
         self._cell, self.session, self.board = cell, session, board
         self.slabs = Slabs(session, self._superblock.capacity)
@@ -89,6 +90,12 @@ class LocalReach(ShmReach):
             if self._frozen is None:
                 self._frozen = self._map_frozen()
             return self._frozen
+
+    @property
+    def room_to_hold(self) -> int:
+        """How many more blocks of this node may be held now."""
+        cell = self._cell
+        return 0 if cell is None else cell.shape.holds - cell.active
 
     def enter(self) -> bool:
         """Become a user of held or granted bytes; False when it is too late for that. Then `leave` is owed."""

@@ -92,15 +92,19 @@ def put_here(reach: LocalReach, batch: Batch, limits: Limits) -> bool:
 
 
 def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batch: Batch, total: int, limits: Limits) -> bool:
-    memory, at, rest = reach.memory, slab.offset, slab
-    fresh: Slab | None = None
+    at, left, written = slab.offset, slab.nbytes - total, False
     try:
+        memory = reach.memory
         for j, block in enumerate(batch.blocks):
             _frame(memory[at : at + block.length], batch, j)
             at += aligned(block.length)
-        if limits.over():
-            return False
-        left = slab.nbytes - total
+        written = not limits.over()
+    finally:
+        if not written:
+            slabs.keep(slab)
+    if not written:
+        return False
+    try:
         outcomes, fresh = session.put(
             slab.lease_id,
             batch.blocks,
@@ -109,12 +113,17 @@ def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batc
             next_slab=slabs.slab_bytes if left < slabs.largest_put else 0,
             timeout_s=_patience_s(limits),
         )
-        rest = Slab(slab.lease_id, at, left)
-        return Outcome.NO_SPACE not in outcomes
-    finally:
-        slabs.keep(rest if fresh is None else fresh)
-        if fresh is not None:
-            slabs.drop(rest)
+    except BaseException:  # whether its front was published nobody knows: another put must not write there
+        slabs.drop(slab)
+        raise
+    lost = outcomes.count(Outcome.NO_SPACE) == len(outcomes)  # the lease may be over
+    if fresh is None and not lost:
+        slabs.keep(Slab(slab.lease_id, at, left))
+    else:
+        slabs.drop(slab)
+    if fresh is not None:
+        slabs.keep(fresh)
+    return Outcome.NO_SPACE not in outcomes
 
 
 def _by_lease(reach: LocalReach, session: Session, batch: Batch, part: range, limits: Limits) -> bool:

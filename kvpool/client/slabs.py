@@ -42,9 +42,12 @@ class Slabs:
         return bool(self._idle)
 
     def take(self, nbytes: int, timeout_s: float) -> Slab | None:
-        """A slab with room for `nbytes`; None when the node has none to give. One that is too short by now goes back."""
+        """A slab with room for `nbytes`; None when the node has none to give. One that is too short by now goes back.
+
+        Once the session is over there is none, idle ones included: raises what its calls raise.
+        """
         with self._lock:
-            slab = self._idle.pop()[0] if self._idle else None
+            slab = self._idle.pop()[0] if self._idle and self._session.alive else None
         if slab is not None and slab.nbytes < nbytes:
             self.drop(slab)
             slab = None

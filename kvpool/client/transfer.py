@@ -70,6 +70,15 @@ class Lease:
     id: int
 
 
+def may_release(link: NodeLink) -> bool:
+    """Whether a write lease of `link` may be released after a write under it has failed: no byte of it can arrive later.
+
+    A copy in memory has ended when its call has, and bytes by gRPC are refused once the lease is gone. Over a network they may be on the
+    way still, and a release says that the last one has been written.
+    """
+    return link.reach.name in ("shm", "grpc", "memory")
+
+
 @dataclass(slots=True, kw_only=True)
 class Transfer:
     """One batch of blocks under way between a caller's memory and the places that `leases` cover, which `pieces` name by number.
@@ -100,6 +109,10 @@ class Transfer:
     """Indices of the blocks that were written whole, by lease."""
     suspect: dict[int, list[int]] = field(default_factory=dict)
     """Indices of blocks whose bytes failed validation, by lease."""
+
+    def settled(self, number: int) -> bool:
+        """Whether nothing is written under a lease any more, so that it may be released; else it has to run out, and is fenced."""
+        return not (number in self.failed or number in self.late) or may_release(self.leases[number].link)
 
     def read(self, framer: Framer, stages: Stages, sink: Touch) -> None:
         """Read the pieces and sink each validated payload, up to the first that can't be had from where it should be."""

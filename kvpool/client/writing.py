@@ -117,13 +117,14 @@ async def store(
                 near.add(len(leases))
             leases.append(Lease(link, lease_id))
 
+    transfer: Transfer | None = None
     try:
         await _ask_each(core, [group for group in groups if group.positions], reserve, granted, promised, deadline_ns)
         transfer = _transfer(core, leases, near, places, chain, first, counts, deadline_ns)
         await core.move(transfer, transfer.write, fill, length_ms)
         await _commit(core, transfer, near, first, has)
     finally:
-        core.let_go(leases, {})
+        core.let_go([lease for number, lease in enumerate(leases) if transfer is None or transfer.settled(number)], {})
     missing = sum(len(set(one.targets) - got) for one, got in zip(placed, has, strict=True) if got)
     return Stored(sum(map(bool, has)), missing)
 

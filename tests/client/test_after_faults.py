@@ -18,7 +18,7 @@ from kvpool.client.links import NodeLink
 from kvpool.client.sdk import connect_async
 from kvpool.client.sources import MembershipSource
 from kvpool.cluster import open_membership
-from kvpool.errors import ClosedError, ConfigError, UnavailableError
+from kvpool.errors import ClosedError, ConfigError, DeadlineError, KvpoolError, UnavailableError
 from kvpool.request import Scope
 from kvpool.testing.membership_kit import until
 from kvpool.testing.pool_cluster import PoolCluster, Spot
@@ -336,3 +336,29 @@ async def test_member_that_does_not_say_its_life_is_passed_over(info: dict[str, 
     source = MembershipSource(membership, owned=True)
     assert [(ref.node_id, ref.incarnation) for ref in source.nodes()] == [("b" * 32, 7)]
     await source.close()
+
+
+@pytest.mark.parametrize("error", [UnavailableError("cut off"), DeadlineError("too late")])
+async def test_lease_of_a_failed_write_over_a_network_runs_out(
+    client: AsyncPoolClient, spot: Spot, monkeypatch: pytest.MonkeyPatch, error: KvpoolError
+) -> None:
+    """Its bytes may still be on the way: a release would say that they have all arrived, and give their places to others."""
+    assert await client.connect() == []
+    (link,) = [link for _, link in client._core.links._ready()]
+    released: list[int] = []
+    real = PoolRpc.release
+
+    async def noted(self: PoolRpc, lease_id: int, *args: Any, **options: Any) -> None:
+        released.append(lease_id)
+        await real(self, lease_id, *args, **options)
+
+    def lost(*args: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(PoolRpc, "release", noted)
+    monkeypatch.setattr(link.reach, "name", "tcp", raising=False)
+    monkeypatch.setattr(link.reach, "write", lost)
+    assert await client.store(client.keys(TOKENS), 0, COUNTS, fill, deadline_ns=soon()) == 0
+    await client._core.background.finish(10)
+    assert released == []
+    assert (await spot.describe()).write_leases == 1

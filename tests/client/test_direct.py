@@ -11,11 +11,15 @@ import pytest
 import kvpool
 from kvpool.block import BlockKey, Namespace
 from kvpool.client import AsyncPoolClient
+from kvpool.client import local as local_reach
+from kvpool.client.here import Limits
 from kvpool.client.local import LocalReach
 from kvpool.errors import ConfigError
 from kvpool.testing.node_process import NodeProcess
+from kvpool.tier.board import Cell
 from kvpool.units import SECOND
 from kvpool.wire.pool_client import PoolRpc
+from kvpool.wire.session_client import Session
 
 Payload = npt.NDArray[np.uint8]
 BLOCKS = 20
@@ -234,3 +238,46 @@ async def test_session_that_ends_costs_nothing_but_a_connection(
         assert local(pool) is not first
         assert await pool.store(pool.keys([5, *TOKENS]), 0, COUNTS, fill, deadline_ns=soon()) == BLOCKS
     assert calls == ["acquire"]
+
+
+async def test_only_what_was_copied_counts_as_used(pool: AsyncPoolClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as many from the front, where blocks in front were no good."""
+    chain = await stored(pool)
+    (gap,) = places(pool, [chain[0]])
+    local(pool).memory[gap] ^= 1
+    used: list[Any] = []
+    monkeypatch.setattr(Cell, "touch", lambda self, entries: used.extend((entries & np.uint64(0xFFFF_FFFF)).tolist()))
+    got = pool._core.here.read(chain[:3], COUNTS[:3], targets(pool, COUNTS[:3]), Limits(soon()))
+    assert list(got) == [0, 1, 1]
+    board = local(pool).board
+    assert board is not None
+    assert used == board.find(chain[1:3], time.monotonic_ns()).slots.tolist()
+
+
+async def test_trouble_of_the_system_with_a_session_leaves_nothing_open(
+    node: NodeProcess, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory to map the board: the node is used without a session, and no descriptor stays."""
+    closed: list[str] = []
+
+    def noted(owner: Any) -> None:
+        real = owner.close
+
+        def close(self: Any) -> None:
+            closed.append(owner.__name__)
+            real(self)
+
+        monkeypatch.setattr(owner, "close", close)
+
+    noted(Session)
+    noted(Cell)
+    with monkeypatch.context() as patch:
+        patch.setattr(local_reach, "BoardReader", _no_memory)
+        async with await AsyncPoolClient.open(node.address, namespace, transport="shm") as pool:
+            await stored(pool)
+            assert pool._core.links.locals == ()
+            assert closed == ["Session", "Cell"]
+
+
+def _no_memory(*args: Any) -> Any:
+    raise OSError(12, "Cannot allocate memory")

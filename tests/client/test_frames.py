@@ -211,3 +211,26 @@ def test_batches_are_of_one_kind_bounded_and_keep_chains_in_order() -> None:
 
 def _soon() -> int:
     return time.monotonic_ns() + 10 * SECOND
+
+
+async def test_lease_of_a_failed_push_over_a_network_runs_out(
+    node: NodeProcess, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes may still be on the way."""
+    keeper = Keeper(namespace, "lost", 2)
+    released: list[int] = []
+
+    async def noted(lease_id: int, *args: Any) -> None:
+        released.append(lease_id)
+
+    def lost(*args: Any, **options: Any) -> None:
+        raise UnavailableError("cut off")
+
+    async with linked(node, "grpc") as link:
+        monkeypatch.setattr(link.reach, "name", "tcp", raising=False)
+        monkeypatch.setattr(link.reach, "write", lost)
+        with monkeypatch.context() as patch:
+            patch.setattr(link.rpc, "release", noted)
+            with pytest.raises(UnavailableError, match="cut off"):
+                await push(link, keeper.listed(), keeper.fill, owner="me", stages=Stages(0), threads=keeper.threads, deadline_ns=_soon())
+        assert released == []

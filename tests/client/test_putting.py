@@ -12,9 +12,12 @@ import pytest
 
 import kvpool
 from kvpool.block import Namespace
-from kvpool.client import AsyncPoolClient, Client
+from kvpool.client import AsyncPoolClient, Client, putting
+from kvpool.client.here import Limits
 from kvpool.client.local import LocalReach
-from kvpool.errors import KvpoolError, UnavailableError
+from kvpool.client.putting import copying, put_here
+from kvpool.client.writing import Wish, batch_of
+from kvpool.errors import DeadlineError, KvpoolError, UnavailableError
 from kvpool.pool.allocator import aligned
 from kvpool.request.pool import NodeDescription
 from kvpool.testing.node_process import NodeProcess, poll
@@ -104,10 +107,20 @@ def test_large_puts_are_reserved_and_committed(pool: Client, sent: list[str]) ->
     assert holds(pool, tokens_of(100, 1), rows_of(100, 1))
 
 
+def test_parts_of_a_very_large_put_are_asked_for_while_others_are_copied(node: NodeProcess, pool: Client, sent: list[str]) -> None:
+    """8 MiB a part; all of them are there afterwards, and nothing stays leased."""
+    count = 20 * MIB // ROW
+    rows = rows_of(count, 1)
+    assert pool.put(tokens_of(count, 1), rows) == 16 * count
+    assert sorted(sent) == ["commit"] * 3 + ["reserve"] * 3
+    assert holds(pool, tokens_of(count, 1), rows)
+    assert describe(node).write_leases == 0
+
+
 def test_more_blocks_than_a_message_takes(pool: Client, sent: list[str]) -> None:
     """1,024 a message."""
     assert pool.put(tokens_of(1500, 1), rows_of(1500, 1)) == 16 * 1500
-    assert sent == ["reserve", "commit"] * 2
+    assert sorted(sent) == ["commit"] * 2 + ["reserve"] * 2
     assert holds(pool, tokens_of(1500, 1), rows_of(1500, 1))
 
 
@@ -215,3 +228,89 @@ async def test_close_waits_for_a_writer_with_the_sessions_end(node: NodeProcess,
         assert all(isinstance(one, int | KvpoolError) for one in with_error)
         assert alive[0]
         assert not reach.session.alive
+
+
+@pytest.fixture
+def offsets(pool: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where in the arena frames were written."""
+    written: list[int] = []
+    real, memory = putting._frame, local(pool).memory
+
+    def noted(frame: Any, batch: Any, j: int) -> None:
+        written.append(frame.ctypes.data - memory.ctypes.data)
+        real(frame, batch, j)
+
+    monkeypatch.setattr(putting, "_frame", noted)
+    return written
+
+
+def nearby_put(pool: Client, seed: int) -> bool:
+    """One block, over the session or not at all, whether or not the node is still thought to be there."""
+    core = pool._client.pool._core
+    chain = pool.keys(tokens_of(1, seed))
+    batch = batch_of(core, chain, range(1), [16], Wish(), copying(core.framer, rows_of(1, seed)), lacking_only=False)
+    return put_here(local(pool), batch, Limits(time.monotonic_ns() + 5 * SECOND))
+
+
+def answerless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts reach the node, their answers nobody."""
+    real = Session._receive
+
+    def receive(self: Session, deadline_ns: int) -> bytes:
+        real(self, deadline_ns)
+        raise DeadlineError("no answer in time")
+
+    monkeypatch.setattr(Session, "_receive", receive)
+
+
+def test_slab_whose_put_was_not_answered_is_not_written_to_again(pool: Client, offsets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node may have published its front."""
+    assert nearby_put(pool, 1)
+    with monkeypatch.context() as patch:
+        answerless(patch)
+        assert not nearby_put(pool, 2)
+    assert not nearby_put(pool, 3)
+    assert len(offsets) == 2
+    assert holds(pool, tokens_of(1, 2), rows_of(1, 2))
+
+
+def test_interrupted_put_gives_its_slab_back(pool: Client, offsets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes with the answer leaves no doubtful room behind, and the session goes on."""
+    assert nearby_put(pool, 1)
+
+    def put(self: Session, *args: Any, real: Any = Session.put, **options: Any) -> Any:
+        real(self, *args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "put", put)
+        with pytest.raises(KeyboardInterrupt):
+            nearby_put(pool, 2)
+    assert nearby_put(pool, 3)
+    assert len(set(offsets)) == 3
+    assert holds(pool, tokens_of(1, 2), rows_of(1, 2))
+
+
+def test_idle_slab_of_a_session_that_is_over_is_not_written_to(pool: Client, offsets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node gives its bytes to others."""
+    assert nearby_put(pool, 1)
+    monkeypatch.setattr(Session, "alive", False)
+    session = local(pool).session
+    assert session is not None
+    session._broken = "over"
+    assert not nearby_put(pool, 2)
+    assert len(offsets) == 1
+
+
+def test_slab_whose_lease_is_over_is_dropped(pool: Client, offsets: list[int], sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next put takes another one."""
+    assert nearby_put(pool, 1)
+    slabs, session = local(pool).slabs, local(pool).session
+    assert slabs is not None
+    assert session is not None
+    ((slab, _),) = slabs._idle
+    session.release(slab.lease_id)
+    assert not nearby_put(pool, 2)
+    sent.clear()
+    assert nearby_put(pool, 3)
+    assert sent == ["slab", "put"]

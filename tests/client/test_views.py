@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 import kvpool
 from kvpool.block import LayerSpec, Namespace
-from kvpool.client import Client, View
+from kvpool.client import Client, View, here
 from kvpool.errors import ClosedError, ConfigError
 from kvpool.testing.node_process import NodeProcess, poll
 
@@ -214,3 +215,52 @@ def test_many_views_at_once_are_bounded(pool: Client) -> None:
     assert pool.view(TOKENS).tokens == 16 * BLOCKS
     for view in views:
         view.close()
+
+
+def test_view_of_more_than_a_process_may_hold_is_shorter(node: NodeProcess, pool: Client) -> None:
+    """What there is room for is shown."""
+    count = 1100
+    rows = np.zeros((count, 512 * 16), np.uint8)
+    tokens = [77, *range(16 * count - 1)]
+    assert pool.put(tokens, rows) == 16 * count
+    with pool.view(tokens) as view:
+        assert view.tokens == 16 * 1024
+        with pool.view(tokens) as none:
+            assert none.tokens == 0
+
+
+def test_no_views_where_a_hold_is_no_promise(pool: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such machines copy, or take a lease."""
+    assert pool.put(TOKENS, blocks()) == 16 * BLOCKS
+    monkeypatch.setattr(here, "ORDERED", False)
+    assert pool.view(TOKENS).tokens == 0
+    seen: list[int] = []
+
+    def sink(index: int, payload: Any) -> None:
+        assert payload.flags.writeable  # a copy of one's own
+        seen.append(index)
+
+    loading = pool._client.pool.load(pool.keys(TOKENS), 0, [16] * BLOCKS, sink, deadline_ns=time.monotonic_ns() + 10**10)
+    assert pool._run(loading) == BLOCKS
+    assert seen == list(range(BLOCKS))
+
+
+def test_view_that_is_collected_amid_a_call_deadlocks_nobody(pool: Client) -> None:
+    """Whatever lock the thread holds just then."""
+    assert pool.put(TOKENS, blocks()) == 16 * BLOCKS
+    (reach,) = pool._client.pool._core.links.locals
+    view, other = pool.view(TOKENS), pool.view(TOKENS)
+    done: list[bool] = []
+
+    def work() -> None:
+        with reach._lock:
+            view.close()
+        assert other._held is not None
+        with other._held._lock:
+            other.close()
+        done.append(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert done == [True]
