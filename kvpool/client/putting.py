@@ -1,20 +1,23 @@
 """Blocks written by a client to a node of its host that is to have all of them, over the session: one copy, straight into the arena.
 
 A small batch goes to the front of a slab, that was granted before, and is published by one message; blocks that exist were copied in vain
-then. A larger one is reserved and committed: two messages. The checksum is taken of each block as a whole, right before or after its copy,
-while it is in the cache: hashing pieces between the copies of pieces is slower by a fifth (32 x 1 MiB).
+then. A larger one is reserved and committed, two messages a part. The checksum is taken of each block as a whole, right before or after its
+copy, while it is in the cache: hashing pieces between the copies of pieces is slower by a fifth (32 x 1 MiB).
 
 What the node has no room for now, and whatever goes wrong, is left to the way by gRPC, which waits, tries other nodes and tells who failed.
 """
 
+import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from kvpool.block import BlockKey, Framer
-from kvpool.client.here import LOOK_BYTES, Limits, Rows
+from kvpool.client.here import Limits, Rows
 from kvpool.client.local import LocalReach
 from kvpool.client.slabs import Slabs
 from kvpool.clock import seconds_left
@@ -22,6 +25,7 @@ from kvpool.errors import KvpoolError
 from kvpool.pool.allocator import aligned
 from kvpool.request.pool import Outcome, Reservation, Slab
 from kvpool.transport.reach import Bytes
+from kvpool.units import MIB
 from kvpool.wire.session import MAX_BLOCKS
 from kvpool.wire.session_client import Session
 
@@ -29,6 +33,8 @@ log = logging.getLogger(__name__)
 
 CALL_S = 2.0
 """Longest wait for one answer."""
+_PART_BYTES = 8 * MIB
+"""Bytes of the blocks that are reserved together: copying them takes longer than asking for the next."""
 
 Write = Callable[[int, Bytes], int]
 """Writes the payload of block j of a batch; its checksum."""
@@ -82,8 +88,7 @@ def put_here(reach: LocalReach, batch: Batch, limits: Limits) -> bool:
             slab = slabs.take(total, _patience_s(limits))
             if slab is not None:
                 return _by_slab(reach, session, slabs, slab, batch, total, limits)
-        parts = (range(start, min(start + MAX_BLOCKS, len(batch.blocks))) for start in range(0, len(batch.blocks), MAX_BLOCKS))
-        return all(_by_lease(reach, session, batch, part, limits) for part in parts)
+        return _by_leases(reach, session, batch, limits)
     except KvpoolError as error:
         log.info("node %s: a put goes by gRPC instead: %s", reach.node_id[:8], error)
         return False
@@ -126,28 +131,98 @@ def _by_slab(reach: LocalReach, session: Session, slabs: Slabs, slab: Slab, batc
     return Outcome.NO_SPACE not in outcomes
 
 
-def _by_lease(reach: LocalReach, session: Session, batch: Batch, part: range, limits: Limits) -> bool:
+def _by_leases(reach: LocalReach, session: Session, batch: Batch, limits: Limits) -> bool:
+    """Part by part: while one is copied here, the node publishes the one before and makes room for the next."""
+    parts = _parts(batch.blocks)
+    if len(parts) == 1:
+        lease = _reserve(session, batch, limits, parts[0])
+        return _write(reach, session, batch, limits, lease) and _commit(session, batch, limits, lease)
+    with ThreadPoolExecutor(1, thread_name_prefix="kvpool-put") as asking:
+        coming = deque([asking.submit(_reserve, session, batch, limits, parts[0])])
+        done: list[Future[bool]] = []
+        try:
+            for following in (*parts[1:], None):
+                if following is not None:
+                    coming.append(asking.submit(_reserve, session, batch, limits, following))
+                lease = coming.popleft().result()
+                if not _write(reach, session, batch, limits, lease):
+                    return False
+                done.append(asking.submit(_commit, session, batch, limits, lease))
+            return all(one.result() for one in done)
+        finally:
+            for left in coming:
+                asking.submit(_give_back, session, left)
+
+
+def _parts(blocks: Sequence[Reservation]) -> list[range]:
+    """The positions of blocks that are asked for together: enough bytes that asking takes less time than copying them."""
+    parts: list[range] = []
+    start = nbytes = 0
+    for j, block in enumerate(blocks):
+        nbytes += block.length
+        if nbytes >= _PART_BYTES or j + 1 - start == MAX_BLOCKS or j + 1 == len(blocks):
+            parts.append(range(start, j + 1))
+            start, nbytes = j + 1, 0
+    return parts
+
+
+class _Leased(NamedTuple):
+    """What is granted of a part: (position, offset) of each block that is missing. `refused`: something found no room."""
+
+    lease_id: int
+    granted: Sequence[tuple[int, int]]
+    refused: bool
+
+
+def _reserve(session: Session, batch: Batch, limits: Limits, part: range) -> _Leased:
     blocks = batch.blocks[part.start : part.stop]
     lease_id, grants, _ = session.reserve(blocks, sequence=batch.sequence, tenant=batch.tenant, timeout_s=_patience_s(limits))
-    done: list[bool] = []
     granted = [(j, offset) for j, (outcome, offset) in zip(part, grants, strict=True) if outcome is Outcome.GRANTED]
+    return _Leased(lease_id, granted, any(outcome is Outcome.NO_SPACE for outcome, _ in grants))
+
+
+def _write(reach: LocalReach, session: Session, batch: Batch, limits: Limits, lease: _Leased) -> bool:
+    """Write what is granted; when it is too late, or there is no room for all, the lease goes back."""
+    written = False
     try:
-        if any(outcome is Outcome.NO_SPACE for outcome, _ in grants):
+        memory = reach.memory
+        if lease.refused or not session.alive:
             return False
-        memory, moved = reach.memory, 0
-        for j, offset in granted:
-            if limits.over() or (moved >= LOOK_BYTES and not session.alive):
+        for j, offset in lease.granted:
+            if limits.over():
                 return False
-            moved = (0 if moved >= LOOK_BYTES else moved) + batch.blocks[j].length
             _frame(memory[offset : offset + batch.blocks[j].length], batch, j)
-        if limits.over():
-            return False
-        if granted:
-            done = session.commit(lease_id, [batch.blocks[j].key for j, _ in granted], _patience_s(limits))
+        written = not limits.over()
+        return written
+    finally:
+        if not written:
+            _release(session, lease)
+
+
+def _commit(session: Session, batch: Batch, limits: Limits, lease: _Leased) -> bool:
+    """Publish what was written; what couldn't be is given back."""
+    if not lease.granted:
+        return True
+    done: list[bool] = []
+    try:
+        done = session.commit(lease.lease_id, [batch.blocks[j].key for j, _ in lease.granted], _patience_s(limits))
         return all(done)
     finally:
-        if lease_id and not (done and all(done)):
-            session.release(lease_id)
+        if not (done and all(done)):
+            _release(session, lease)
+
+
+def _release(session: Session, lease: _Leased) -> None:
+    """Give a lease back. That it can't be is no matter: the session is over then, and its leases with it."""
+    if lease.lease_id:
+        with contextlib.suppress(KvpoolError):
+            session.release(lease.lease_id, (), CALL_S)
+
+
+def _give_back(session: Session, coming: "Future[_Leased]") -> None:
+    """The same of a lease that was asked for in vain."""
+    with contextlib.suppress(KvpoolError):
+        _release(session, coming.result())
 
 
 def _frame(frame: Bytes, batch: Batch, j: int) -> None:
