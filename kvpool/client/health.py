@@ -75,6 +75,11 @@ class Health(Generic[Peer]):
             if not record.strikes:
                 record.ill, record.rest_until_ns = False, 0
 
+    def doubted(self, peer: Peer) -> bool:
+        """Whether `well` would change anything. For any thread."""
+        record = self._records.get(peer)
+        return record is not None and bool(record.strikes or record.rest_until_ns or record.ill)
+
     def failed(self, peer: Peer, plane: Plane, now_ns: int) -> None:
         """A call has failed, or bytes have not moved."""
         record = self._records.setdefault(peer, _Record())
@@ -99,14 +104,14 @@ class Health(Generic[Peer]):
             record.ill = False
 
     def resting(self, peer: Peer, now_ns: int) -> bool:
-        """True while `peer` is not to be asked."""
+        """True while `peer` is not to be asked. For any thread."""
         record = self._records.get(peer)
         return record is not None and (record.ill or now_ns < record.rest_until_ns)
 
     def overdue(self, peer: Peer, now_ns: int) -> bool:
-        """True while a call to `peer` takes longer than it should."""
+        """True while a call to `peer` takes longer than it should. For any thread."""
         record = self._records.get(peer)
-        return record is not None and bool(record.calls) and now_ns - min(record.calls.values()) > self.patience_ns(peer)
+        return record is not None and bool(record.calls) and now_ns - min(record.calls.values(), default=now_ns) > self.patience_ns(peer)
 
     def patience_ns(self, peer: Peer) -> int:
         """How long to wait for `peer` before somebody else is asked too."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.block import BlockKey, Framer
+from kvpool.client.company import each
 from kvpool.client.glance import Glance, Glances
 from kvpool.client.held import Held
 from kvpool.client.links import Links
@@ -22,7 +23,6 @@ from kvpool.client.local import LocalReach
 from kvpool.errors import ClosedError
 from kvpool.tier.board import ORDERED, BoardReader, Flag, Found
 from kvpool.transport.reach import Bytes
-from kvpool.units import MIB
 
 Rows = Sequence[Bytes] | Bytes
 """Payloads, uint8 `[payload bytes]` each."""
@@ -31,8 +31,6 @@ _TRIES = 2
 _UNVERIFIED = int(Flag.UNVERIFIED)  # enum arithmetic is slow
 _BATCH = 64
 """Blocks that are held at once."""
-LOOK_BYTES = 8 * MIB
-"""How much is copied between two looks at the clock."""
 
 
 class Counts:
@@ -159,26 +157,29 @@ class Here:
             some = keys if len(wanted) == len(keys) else [keys[j] for j in wanted]
             found = board.find(some, time.monotonic_ns())
             good = self.glances.alike(memory, found, some, [counts[j] for j in wanted])
-            offsets, lengths = found.offsets.tolist(), found.lengths.tolist()
-            doubtful = self._doubtful(reach, found)
-            copied: list[int] = []
-            moved = 0
-            for at in range(len(wanted)):
-                if good[at]:
-                    j, offset, length = wanted[at], offsets[at], lengths[at]
-                    target = targets[j]
-                    np.copyto(target, memory[offset + self.header_bytes : offset + length])
-                    if not doubtful or self._sound(memory, offset, some[at], counts[j], target):
-                        copied.append(at)
-                    moved += length
-                    if moved > LOOK_BYTES:
-                        moved = 0
-                        if limits.over():
-                            break
+            wants = [(at, some[at], counts[j], targets[j]) for at, j in enumerate(wanted) if good[at]]
+            copied = self._copy_all(memory, found, wants, doubtful=self._doubtful(reach, found), limits=limits)
             changed = self._take(board, found, copied, wanted, got)
             if changed:
                 self._counts.add("retries", len(changed))
             wanted = changed
+
+    def _copy_all(
+        self, memory: Bytes, found: Found, wants: Sequence[tuple[int, BlockKey, int, Bytes]], *, doubtful: bool, limits: Limits
+    ) -> list[int]:
+        """Copy the payloads of (place in `found`, key, tokens, target); which places were copied, in order, and are sound if `doubtful`."""
+        offsets, lengths, copied = found.offsets.tolist(), found.lengths.tolist(), list[int]()
+
+        def copy(number: int) -> bool:
+            at, key, n_tokens, target = wants[number]
+            offset = offsets[at]
+            np.copyto(target, memory[offset + self.header_bytes : offset + lengths[at]])
+            if not doubtful or self._sound(memory, offset, key, n_tokens, target):
+                copied.append(at)
+            return not limits.over()
+
+        each(len(wants), sum(target.size for *_, target in wants), copy)
+        return sorted(copied)
 
     def _take(self, board: BoardReader, found: Found, copied: Sequence[int], wanted: Sequence[int], got: MutableSequence[int]) -> list[int]:
         """Note in `got` what was copied and is unchanged; the blocks that did change meanwhile."""

@@ -45,10 +45,10 @@ class Nearby:
 
     def write(self, chain: Sequence[BlockKey], rows: Bytes, wish: Wish) -> bool:
         """Make the whole blocks of `chain` present; False when they don't all belong to one node here, or it has no room just now."""
-        return self.write_by(chain, copying(self._core.framer, rows), wish)
+        return self.write_by(chain, copying(self._core.framer, rows), wish, shared=True)
 
-    def write_by(self, chain: Sequence[BlockKey], write: Write, wish: Wish) -> bool:
-        """The same by what writes each payload."""
+    def write_by(self, chain: Sequence[BlockKey], write: Write, wish: Wish, *, shared: bool = False) -> bool:
+        """The same by what writes each payload; `shared`: from two threads at once, in any order, if that is faster."""
         core = self._core
         if not core.links.locals or not core.links.nodes() or not chain:
             return False
@@ -57,7 +57,7 @@ class Nearby:
         if home is None:
             return False
         batch = batch_of(core, chain, range(len(chain)), [core.block_tokens] * len(chain), wish, write, lacking_only=False)
-        return put_here(home, batch, self._limits())
+        return put_here(home, batch._replace(shared=shared), self._limits())
 
     def view(self, chain: Sequence[BlockKey]) -> View:
         """A view of the leading blocks of `chain` that are here."""

@@ -7,6 +7,7 @@ place; one that is written has as many as it gets copies, and they share its byt
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvpool.block import BlockKey
 from kvpool.policy.placement import PlacedNode, Placement, blocks_per_extent, place
@@ -37,8 +38,16 @@ def placements(
     """Where each of chain[first : first + count] lives: the same whatever part of the chain is asked for."""
     extent = blocks_per_extent(block_tokens, extent_tokens)
     start = first - first % extent
-    placed = place(chain[start : first + count], extent, nodes, copies)
-    return [placed[i // extent] for i in range(first - start, first - start + count)]
+    found: list[Placement] = []
+    for one in _extents(tuple(chain[start : first + count : extent]), tuple(nodes), copies):
+        found += [one] * extent
+    return found[first - start : first - start + count]
+
+
+@lru_cache(maxsize=64)
+def _extents(heads: tuple[BlockKey, ...], nodes: tuple[PlacedNode, ...], copies: int) -> list[Placement]:
+    """Where extents live: many calls are about the same ones under the same view."""
+    return place(heads, 1, nodes, copies)
 
 
 def leading(present: Sequence[object]) -> int:

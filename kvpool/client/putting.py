@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvpool.block import BlockKey, Framer
+from kvpool.client.company import each
 from kvpool.client.here import Limits, Rows
 from kvpool.client.local import LocalReach
 from kvpool.client.slabs import Slabs
@@ -51,6 +52,8 @@ class Batch(NamedTuple):
     tenant: str
     lacking_only: bool
     """Whether only blocks that the node lacks may be written: they are asked for first then, and not put to a slab."""
+    shared: bool = False
+    """Whether `write` may be called from two threads at once, in any order."""
 
 
 def copying(framer: Framer, rows: Rows) -> Write:
@@ -188,10 +191,15 @@ def _write(reach: LocalReach, session: Session, batch: Batch, limits: Limits, le
         memory = reach.memory
         if lease.refused or not session.alive:
             return False
-        for j, offset in lease.granted:
-            if limits.over():
-                return False
-            _frame(memory[offset : offset + batch.blocks[j].length], batch, j)
+
+        def write(number: int) -> bool:
+            j, offset = lease.granted[number]
+            if not limits.over():
+                _frame(memory[offset : offset + batch.blocks[j].length], batch, j)
+            return not limits.over()
+
+        nbytes = sum(batch.blocks[j].length for j, _ in lease.granted)
+        each(len(lease.granted), nbytes if batch.shared else 0, write)
         written = not limits.over()
         return written
     finally:

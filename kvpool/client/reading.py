@@ -64,14 +64,23 @@ async def load(core: Core, chain: Sequence[BlockKey], first: int, counts: Sequen
 
 
 async def load_into(
-    core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], targets: Sequence[Payload], deadline_ns: int
+    core: Core,
+    chain: Sequence[BlockKey],
+    first: int,
+    counts: Sequence[int],
+    targets: Sequence[Payload],
+    deadline_ns: int,
+    got: bytearray | None = None,
 ) -> int:
-    """The same into `targets`, uint8 `[payload bytes]` each, in any order; those behind the leading run have unspecified bytes."""
+    """The same into `targets`, uint8 `[payload bytes]` each, in any order; those behind the leading run have unspecified bytes.
+
+    `got`: a byte a block, 1 where it has come already, from wherever a caller could get it directly.
+    """
 
     def take(index: int, payload: Payload) -> None:
         np.copyto(targets[index - first], payload)
 
-    return await _load(core, chain, first, counts, lambda direct: direct.fetch(targets), take, deadline_ns)
+    return await _load(core, chain, first, counts, lambda direct: direct.fetch(targets, got), take, deadline_ns)
 
 
 async def _load(
@@ -171,10 +180,17 @@ def _lose(search: Search, transfer: Transfer, done: int, first: int) -> bool:
 def holders_of(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], *, near: bool) -> list[tuple[Holder, ...]]:
     """Whom to ask for each block: a list for each extent, shared by its blocks."""
     known: dict[Placement, tuple[Holder, ...]] = {}
+    found: list[tuple[Holder, ...]] = []
+    last: Placement | None = None
+    holders: tuple[Holder, ...] = ()
     for one in placed:
-        if one not in known:
-            known[one] = _holders(core, one, refs, near=near)
-    return [known[one] for one in placed]
+        if one is not last:  # blocks of an extent share it
+            last = one
+            if one not in known:
+                known[one] = _holders(core, one, refs, near=near)
+            holders = known[one]
+        found.append(holders)
+    return found
 
 
 def _holders(core: Core, placement: Placement, refs: Mapping[str, NodeRef], *, near: bool) -> tuple[Holder, ...]:
