@@ -45,10 +45,11 @@ class Direct:
         self._counts = counts
         self._deadline_ns = deadline_ns
 
-    async def lookup(self) -> list[bool]:
-        """Which blocks are there."""
+    async def lookup(self, present: list[bool] | None = None) -> list[bool]:
+        """Which blocks are there. `present`: those that are known to be."""
         core = self._core
-        present = core.here.present(self._keys) if core.links.locals else [False] * len(self._keys)
+        if present is None:
+            present = core.here.present(self._keys) if core.links.locals else [False] * len(self._keys)
         asked = self._keyed.asked([j for j, there in enumerate(present) if not there])
         answers = await asyncio.gather(*(self._ask(one, self._keyed.probe) for one in asked))
         for one, answer in zip(asked, answers, strict=True):
@@ -58,17 +59,16 @@ class Direct:
 
     async def fetch(self, targets: Sequence[Bytes], got: bytearray | None = None) -> bytearray:
         """Fill `targets`, uint8 `[payload bytes]` each; a byte a block, 1 where its payload has come. `got`: those that have already."""
-        core, keys, counts = self._core, self._keys, self._counts
-        if got is not None:  # this host was looked at a moment ago
-            pass
-        elif not core.links.locals:
-            got = bytearray(len(keys))
-        elif sum(target.size for target in targets) <= _INLINE_BYTES:
-            got = core.here.read(keys, counts, targets, Limits(self._deadline_ns))
-        else:
-            got = await core.in_thread(lambda limits: core.here.read(keys, counts, targets, limits), self._deadline_ns)
+        if got is None:
+            got = await self._fetch_near(targets) if self._core.links.locals else bytearray(len(self._keys))
         await self._fetch_far([j for j, came in enumerate(got) if not came], targets, got)
         return got
+
+    async def _fetch_near(self, targets: Sequence[Bytes]) -> bytearray:
+        core, keys, counts = self._core, self._keys, self._counts
+        if sum(target.size for target in targets) <= _INLINE_BYTES:
+            return core.here.read(keys, counts, targets, Limits(self._deadline_ns))
+        return await core.in_thread(lambda limits: core.here.read(keys, counts, targets, limits), self._deadline_ns)
 
     async def deliver(self, sink: Sink) -> int:
         """Call `sink(j, payload)` in a worker thread for the leading run; how many blocks were delivered."""

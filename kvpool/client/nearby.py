@@ -1,13 +1,16 @@
-"""A synchronous client's calls to nodes of this host, in the caller's own thread: the event loop takes no part.
+"""A synchronous client's calls in the caller's own thread, where the event loop takes no part: to nodes of this host, and by key.
 
-Each call either does all that is asked, or says that it didn't; then the same call on the event loop does it, by whatever way there is.
+Each call says how far it came. The rest is for the event loop, by whatever way there is.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 
 from kvpool.block import BlockKey
+from kvpool.client import reading
 from kvpool.client.core import Core
+from kvpool.client.elsewhere import Elsewhere
 from kvpool.client.here import Limits
 from kvpool.client.putting import Write, copying, put_here
 from kvpool.client.views import View, view_of
@@ -17,10 +20,11 @@ from kvpool.units import SECOND
 
 
 class Nearby:
-    """Over the nodes of this host that `core` is connected to. Each call ends within `timeout_s`."""
+    """Over the nodes that `core`, on the event loop `loop`, is connected to. Each call ends within `timeout_s`."""
 
-    def __init__(self, core: Core, timeout_s: float) -> None:
+    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         self._core = core
+        self._elsewhere = Elsewhere(core, loop)
         self._timeout_ns = int(timeout_s * SECOND)
 
     @property
@@ -30,18 +34,40 @@ class Nearby:
 
     @property
     def any(self) -> bool:
-        """Whether there is such a node."""
+        """Whether there is a node of this host."""
         return bool(self._core.links.locals)
 
-    def leading(self, chain: Sequence[BlockKey]) -> int:
-        """How many leading blocks are here."""
-        return self._core.here.leading(chain) if self._core.links.locals else 0
+    def present(self, chain: Sequence[BlockKey]) -> list[bool]:
+        """Which blocks are known to be there."""
+        core = self._core
+        if core.links.locals and core.here.leading(chain) == len(chain):
+            return [True] * len(chain)
+        present = core.here.present(chain) if core.links.locals else [False] * len(chain)
+        missing = [j for j, there in enumerate(present) if not there] if any(present) else range(len(present))
+        found = self._elsewhere.probe(chain, missing, self._limits().deadline_ns)
+        if len(found) == len(chain):
+            return [True] * len(chain)
+        for j in found:
+            present[j] = True
+        return present
 
-    def read(self, chain: Sequence[BlockKey], rows: Bytes) -> bool:
-        """Fill the first rows of `rows`, uint8 `[n, payload bytes]`, with the whole blocks of `chain`; False when one isn't here."""
-        if not self._core.links.locals:
-            return False
-        return all(self._core.here.read(chain, [self._core.block_tokens] * len(chain), rows, self._limits()))
+    async def leading(self, chain: Sequence[BlockKey], present: list[bool]) -> int:
+        """How many leading blocks there are, on the event loop; `present` are known to be."""
+        return await reading.lookup(self._core, chain, self._limits().deadline_ns, present)
+
+    def read(self, chain: Sequence[BlockKey], rows: Bytes) -> bytearray:
+        """Fill `rows`, uint8 `[n, payload bytes]`, with the whole blocks of `chain`; a byte a block, 1 where it has come."""
+        core, limits, counts = self._core, self._limits(), [self._core.block_tokens] * len(chain)
+        got = core.here.read(chain, counts, rows, limits) if core.links.locals else bytearray(len(chain))
+        missing = [j for j, came in enumerate(got) if not came]
+        for j in self._elsewhere.fetch(chain, rows, missing, limits.deadline_ns) if missing else ():
+            got[j] = 1
+        return got
+
+    async def read_rest(self, chain: Sequence[BlockKey], rows: Bytes, got: bytearray) -> int:
+        """Fill the rows that `got` lacks, on the event loop; the length of the leading run then."""
+        counts = [self._core.block_tokens] * len(got)
+        return await reading.load_into(self._core, chain, 0, counts, list(rows[: len(got)]), self._limits().deadline_ns, got)
 
     def write(self, chain: Sequence[BlockKey], rows: Bytes, wish: Wish) -> bool:
         """Make the whole blocks of `chain` present; False when they don't all belong to one node here, or it has no room just now."""

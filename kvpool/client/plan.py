@@ -50,6 +50,11 @@ def _extents(heads: tuple[BlockKey, ...], nodes: tuple[PlacedNode, ...], copies:
     return place(heads, 1, nodes, copies)
 
 
+def alike(items: Sequence[object]) -> bool:
+    """Whether all items are equal: quick where they are the same object."""
+    return not items or items.count(items[0]) == len(items)
+
+
 def leading(present: Sequence[object]) -> int:
     """How many truthy items `present` starts with."""
     for position, item in enumerate(present):

@@ -86,9 +86,9 @@ class AsyncPoolClient:
         """What reads by key came to, in blocks: `hits`, `misses` (asked for under a lease then), `retries` (changed amid a copy)."""
         return self._core.direct()
 
-    def nearby(self, timeout_s: float) -> Nearby:
-        """The nodes of this host as they are, for threads: see `Nearby`."""
-        return Nearby(self._core, timeout_s)
+    def nearby(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> Nearby:
+        """What a thread can do by itself, without the event loop `loop` of this client: see `Nearby`."""
+        return Nearby(self._core, loop, timeout_s)
 
     def scoped(self, scope: Scope) -> ScopedPool:
         """This pool as one tenant's requests see it, for as long as this client is open."""

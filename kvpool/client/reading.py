@@ -17,7 +17,7 @@ from kvpool.client.core import Core
 from kvpool.client.direct import Direct
 from kvpool.client.leasing import lease_ms
 from kvpool.client.links import NodeLink
-from kvpool.client.plan import Piece, leading
+from kvpool.client.plan import Piece, alike, leading
 from kvpool.client.sources import NodeRef
 from kvpool.client.transfer import Payload, Touch, Transfer
 from kvpool.clock import seconds_left
@@ -27,8 +27,8 @@ _HERE = (-1, ())
 """In `Search.found`: nobody needs to be asked for it any more."""
 
 
-async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int) -> int:
-    """How many leading blocks of `chain` some node holds. Takes no lease."""
+async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int, known: list[bool] | None = None) -> int:
+    """How many leading blocks of `chain` some node holds. Takes no lease. `known`: those that are there, from who has just looked."""
     await core.links.drop_ended()
     placed, refs = core.placed(chain, 0, len(chain))
 
@@ -38,7 +38,7 @@ async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int) -> int
     if not placed:
         return 0
     holders = holders_of(core, placed, refs, near=False)
-    present = await Direct(core, holders, refs, chain, [core.block_tokens] * len(chain), deadline_ns).lookup()
+    present = await Direct(core, holders, refs, chain, [core.block_tokens] * len(chain), deadline_ns).lookup(known)
     if all(present):
         return len(chain)
     search = Search(core, holders, refs, ask, deadline_ns)
@@ -179,6 +179,8 @@ def _lose(search: Search, transfer: Transfer, done: int, first: int) -> bool:
 
 def holders_of(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], *, near: bool) -> list[tuple[Holder, ...]]:
     """Whom to ask for each block: a list for each extent, shared by its blocks."""
+    if placed and alike(placed):
+        return [_holders(core, placed[0], refs, near=near)] * len(placed)
     known: dict[Placement, tuple[Holder, ...]] = {}
     found: list[tuple[Holder, ...]] = []
     last: Placement | None = None

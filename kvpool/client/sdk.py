@@ -118,8 +118,9 @@ class AsyncClient:
 class Client:
     """Blocks by tokens, for synchronous code, from any thread. Made by `kvpool.connect`; a context manager.
 
-    What the nodes of this host have is read, looked up and written in the caller's thread (`nearby.py`), the rest by an `AsyncClient` on an
-    event loop in a thread of its own. The calls that end in `_blocks` take a chain of keys (`keys`) for those who keep them.
+    What nodes of this host have, or nodes that answer keys, is read, looked up and written in the caller's thread (`nearby.py`), the rest
+    by an `AsyncClient` on an event loop in a thread of its own. The calls that end in `_blocks` take a chain of keys (`keys`) for those who
+    keep them.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Client:
         except BaseException:
             self._stop()
             raise
-        self._nearby = self._client.pool.nearby(timeout_s)
+        self._nearby = self._client.pool.nearby(self._loop, timeout_s)
         self._geometry = self._client.pool.namespace.geometry
         self._block_tokens = self._geometry.block_tokens
         self._has_local_reach = transport in (AUTO, "shm")
@@ -159,9 +160,8 @@ class Client:
     def lookup_blocks(self, chain: Sequence[BlockKey]) -> int:
         """See `AsyncClient.lookup_blocks`."""
         self._check_open()
-        if self._nearby.leading(chain) == len(chain):
-            return len(chain)
-        return self._run(self._client.lookup_blocks(chain))
+        present = self._nearby.present(chain)
+        return len(chain) if all(present) else self._run(self._nearby.leading(chain, present))
 
     def get(self, tokens: Sequence[int], out: Any = None) -> Got:
         """See `AsyncClient.get`."""
@@ -177,9 +177,10 @@ class Client:
             out = new_blocks(self._geometry, self.lookup_blocks(chain))
         rows = as_rows(out, self._geometry, writable=True)
         count = min(len(chain), len(rows))
-        if self._nearby.read(chain[:count], rows):
-            return Got(tokens=count * self._block_tokens, blocks=out[:count])
-        return self._run(self._client.get_blocks(chain, out))
+        filled = self._nearby.read(chain[:count], rows)
+        if not all(filled):
+            count = self._run(self._nearby.read_rest(chain, rows, filled))
+        return Got(tokens=count * self._block_tokens, blocks=out[:count])
 
     def put(self, tokens: Sequence[int], blocks: Any, *, ttl_s: float = 0.0, retention: Sequence[Retention] = (), tenant: str = "") -> int:
         """See `AsyncClient.put`."""
