@@ -117,16 +117,6 @@ def test_parts_of_a_very_large_put_are_asked_for_while_others_are_copied(node: N
     assert describe(node).write_leases == 0
 
 
-def test_parts_of_a_very_large_put_are_asked_for_while_others_are_copied(node: NodeProcess, pool: Client, sent: list[str]) -> None:
-    """8 MiB a part; all of them are there afterwards, and nothing stays leased."""
-    count = 20 * MIB // ROW
-    rows = rows_of(count, 1)
-    assert pool.put(tokens_of(count, 1), rows) == 16 * count
-    assert sorted(sent) == ["commit"] * 3 + ["reserve"] * 3
-    assert holds(pool, tokens_of(count, 1), rows)
-    assert describe(node).write_leases == 0
-
-
 def test_more_blocks_than_a_message_takes(pool: Client, sent: list[str]) -> None:
     """1,024 a message."""
     assert pool.put(tokens_of(1500, 1), rows_of(1500, 1)) == 16 * 1500
