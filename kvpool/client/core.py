@@ -104,13 +104,13 @@ class Core:
         Ownership follows from who is alive, for everybody alike; a node that failed a moment ago is a miss, not disowned.
         """
         self.check_open()
-        refs = {ref.node_id: ref for ref in self.links.nodes()}
+        live = self.links.nodes()
+        refs = {ref.node_id: ref for ref in live}
         if not refs:
             self.links.look_again()
             return [], refs
         if len(refs) == 1:  # then all blocks have it in common, and a small put is not to wait for hashes of its extents
-            (alone,) = refs.values()
-            return [_alone(alone.placed, self.copies)] * count, refs
+            return [_alone(live[0].placed, self.copies)] * count, refs
         nodes = [ref.placed for ref in refs.values()]
         return placements(chain, first, count, self.block_tokens, self.links.config.extent_tokens, nodes, self.copies), refs
 

@@ -116,11 +116,12 @@ class StaticSource:
         self._security = security
         self._addresses = tuple(addresses)
         self._known: dict[str, NodeRef] = {}
+        self._nodes: tuple[NodeRef, ...] = ()
         self._asked_ns = 0
 
     def nodes(self) -> tuple[NodeRef, ...]:
         """The nodes that have answered."""
-        return tuple(sorted(self._known.values(), key=lambda ref: ref.node_id))
+        return self._nodes
 
     def report(self, node: NodeRef, *, healthy: bool) -> None:
         """Nobody to tell."""
@@ -144,6 +145,7 @@ class StaticSource:
         else:
             placed = PlacedNode(node.node_id)
             self._known[address] = NodeRef(node_id=node.node_id, incarnation=node.incarnation, address=address, placed=placed)
+            self._nodes = tuple(sorted(self._known.values(), key=lambda ref: ref.node_id))
         finally:
             await rpc.close()
 

@@ -131,10 +131,11 @@ async def store(
 
 def home_of(core: Core, placed: Sequence[Placement]) -> LocalReach | None:
     """The reach to the node of this host that is to have all of these blocks, and alone, if it is there. For any thread."""
-    targets = {one.targets for one in placed}
-    for reach in core.links.locals:
-        if targets == {(reach.node_id,)} and reach.alive:
-            return reach
+    targets = placed[0].targets
+    if len(targets) == 1 and all(one is placed[0] or one.targets == targets for one in placed):
+        for reach in core.links.locals:
+            if reach.node_id == targets[0] and reach.alive:
+                return reach
     return None
 
 
