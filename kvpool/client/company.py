@@ -48,8 +48,11 @@ def each(count: int, nbytes: int, step: Callable[[int], bool]) -> None:
         try:
             _go(numbers, step)
         finally:
-            second.exception()  # waits
-        second.result()
+            begun = not second.cancel()  # a helper that has had no core by now has nothing to do any more
+            if begun:
+                second.exception()  # waits
+        if begun:
+            second.result()
     finally:
         helper.busy.release()
 
