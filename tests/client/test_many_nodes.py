@@ -203,7 +203,7 @@ async def test_node_that_fails_amid_the_bytes_is_replaced_and_order_is_kept(
 ) -> None:
     """Every block comes once, in order, right, whatever its node did after the first few."""
     monkeypatch.setattr(transfer, "WINDOW_BYTES", 70_000)
-    monkeypatch.setattr(transfer, "STALL_NS", 100 * MS)
+    monkeypatch.setattr(transfer, "STALL_NS", 300 * MS)
     relay = (await three(cluster))[victim].relay
     loop, sink = asyncio.get_running_loop(), Sink()
 
