@@ -26,8 +26,8 @@ install: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/kvpool demo
 
-# Rooms that know no time and share nothing are tested by two processes at once, the others undisturbed.
-ALONGSIDE := $(addprefix tests/,block policy pool security sim tier)
+# Rooms whose tests bear company are tested by two processes at once, those of whole clusters undisturbed.
+ALONGSIDE := $(addprefix tests/,bench block cli policy pool router security sim tier transport wire)
 test: lint $(RAY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ALONGSIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(ALONGSIDE))

@@ -62,6 +62,7 @@ async def main(membership):
             before, trace = await counted(), Trace(arrived_ns=clock.now_ns())
             job = Job(request_id=f"r{number}", prompt=prompt, max_tokens=4, stop_tokens=(), sampling=Sampling(), deadline_ns=end_ns)
             tokens = [token async for token in dispatcher.generate(job, trace)]
+            await asyncio.sleep(0.5)  # a node hears of what was read without asking at its next tick
             after = await counted()
             moved = {n: {name: after[n][name] - before[n][name] for name in ("hits", "near_fetched")} for n in rpcs}
             said = {"near": near, "tokens": len(tokens), "decode": asdict(trace.decode_sources), "moved": moved}
