@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.report import Spread, print_json, print_table, spread
+from kvpool.cli.bench.limits import receive
 from kvpool.testing.arena_owner import ArenaOwner, frame_key
 from kvpool.transport import Reach, Run, ShmReach
 from kvpool.transport.reach import Bytes
@@ -53,26 +54,18 @@ class RawTcp:
         """As `Reach.read`."""
         self._connection.sendall(_request(b"r", runs))
         for run in runs:
-            _receive(self._connection, into.data[run.at : run.at + run.length])
+            receive(self._connection, into.data[run.at : run.at + run.length])
 
     def write(self, runs: Sequence[Run], source: Bytes) -> None:
         """As `Reach.write`."""
         self._connection.sendall(_request(b"w", runs))
         for run in runs:
             self._connection.sendall(source.data[run.at : run.at + run.length])
-        _receive(self._connection, memoryview(bytearray(1)))
+        receive(self._connection, memoryview(bytearray(1)))
 
 
 def _request(kind: bytes, runs: Sequence[Run]) -> bytes:
     return _REQUEST.pack(kind, len(runs)) + np.array([(run.offset, run.length) for run in runs], "<u8").tobytes()
-
-
-def _receive(connection: socket.socket, view: memoryview) -> None:
-    while view:
-        got = connection.recv_into(view)
-        if not got:
-            raise EOFError("the other end of the raw TCP yardstick is gone")
-        view = view[got:]
 
 
 def serve_raw(port: int) -> None:
@@ -82,16 +75,16 @@ def serve_raw(port: int) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         head = bytearray(_REQUEST.size)
         while connection.recv_into(head, 1, socket.MSG_PEEK):
-            _receive(connection, memoryview(head))
+            receive(connection, memoryview(head))
             kind, count = _REQUEST.unpack(head)
             table = np.zeros((count, 2), "<u8")
-            _receive(connection, table.data.cast("B"))
+            receive(connection, table.data.cast("B"))
             for offset, length in table.tolist():
                 view = arena[offset : offset + length]
                 if kind == b"r":
                     connection.sendall(view)
                 else:
-                    _receive(connection, view)
+                    receive(connection, view)
             if kind == b"w":
                 connection.sendall(b"k")
 

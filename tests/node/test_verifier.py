@@ -109,16 +109,22 @@ async def test_damaged_block_is_dropped(rig: Rig, verifier: Verifier, board: Boa
     assert rig.handler.describe().counters["corrupt"] == 1
 
 
-async def test_block_that_was_replaced_meanwhile_is_not_taken_for_the_one_that_was_checked(
-    rig: Rig, verifier: Verifier, board: BoardTwin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same key, other bytes: somebody found the old ones damaged and wrote them anew."""
+async def amid_a_check(rig: Rig, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> tuple[list[BlockKey], Callable[[], None]]:
+    """One block whose check has begun; call what is returned with it to let the check go on."""
     keys = chain("a", 1)
     await rig.put(keys)
     begun, go_on = paused(monkeypatch)
     rig.state.touch(keys, 0)
     touch(rig, verifier, keys)
     await until(begun.is_set)
+    return keys, go_on
+
+
+async def test_block_that_was_replaced_meanwhile_is_not_taken_for_the_one_that_was_checked(
+    rig: Rig, verifier: Verifier, board: BoardTwin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same key, other bytes: somebody found the old ones damaged and wrote them anew."""
+    keys, go_on = await amid_a_check(rig, verifier, monkeypatch)
     assert rig.state.discard(keys[0])
     await rig.put(keys)
     go_on()
@@ -131,12 +137,7 @@ async def test_check_that_outlasted_its_lease_counts_for_nothing(
     rig: Rig, verifier: Verifier, board: BoardTwin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes may have been another block's for a while."""
-    keys = chain("a", 1)
-    await rig.put(keys)
-    begun, go_on = paused(monkeypatch)
-    rig.state.touch(keys, 0)
-    touch(rig, verifier, keys)
-    await until(begun.is_set)
+    keys, go_on = await amid_a_check(rig, verifier, monkeypatch)
     [lease] = rig.state._leases.all()
     assert rig.state.release(lease.id, 0)
     go_on()
