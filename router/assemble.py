@@ -10,6 +10,7 @@ from kvpool.clock import Clock
 from kvpool.wire.guard import OPEN, Guard
 from router.access import Access
 from router.app import build_app
+from router.decisions import Decisions
 from router.dispatch import Dispatcher
 from router.fleet import ClusterView, Fleet, WorkerPort
 from router.index import PrefixIndex
@@ -43,6 +44,7 @@ def build_router(
         limits=limits,
         clock=clock,
         access=Access(guard, clock),
+        decisions=Decisions(clock),
         started_s=int(time.time()),
     )
 

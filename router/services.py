@@ -9,6 +9,7 @@ from kvpool.clock import Clock
 from kvpool.errors import ConfigError
 from router.access import Access
 from router.api.errors import bad_request, too_many_requests
+from router.decisions import Decisions
 from router.dispatch import Dispatcher
 from router.metrics import Metrics
 from router.settings import Limits
@@ -27,6 +28,7 @@ class Services:
     metrics: Metrics
     limits: Limits
     access: Access
+    decisions: Decisions
     clock: Clock
     started_s: int
     """Unix seconds at the start of the router."""

@@ -1,0 +1,5 @@
+"""Why each request went where it went: the last choices of this router with all their candidates, and what became of them."""
+
+from router.decisions.ring import Decisions, Explained, Note, Request
+
+__all__ = ["Decisions", "Explained", "Note", "Request"]
