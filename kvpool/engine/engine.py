@@ -22,6 +22,7 @@ from kvpool.engine.compute import ComputeThread
 from kvpool.engine.model import Model
 from kvpool.engine.prefill import Rate
 from kvpool.engine.resident import ResidentStore
+from kvpool.engine.sampling import Sampled
 from kvpool.engine.scopes import Scopes
 from kvpool.engine.sequence import Parts, Sequence
 from kvpool.engine.settings import EngineSettings
@@ -83,10 +84,10 @@ class Engine:
         sequence = await self._enter(request, request.prompt, limit=len(request.prompt), hand_off=request.hand_off)
         try:
             await sequence.gather(usable=len(request.prompt) - 1, tail=False, deadline_ns=deadline_ns)
-            token = await sequence.first_token()
+            first = await sequence.first_token()
             publisher = sequence.publisher
             publisher.offer_tail()
-            yield FirstToken(token=token, sources=sequence.sources, times=sequence.times)
+            yield FirstToken(token=first.token, sources=sequence.sources, times=sequence.times, logprobs=first.logprobs)
             await publisher.drain(min(deadline_ns, time.monotonic_ns() + self._publish_ns(len(request.prompt))))
             self._finished += 1
             yield Published(tokens=publisher.held, blocks_written=publisher.written)
@@ -119,7 +120,7 @@ class Engine:
     async def _decode(self, request: DecodeRequest, sequence: Sequence, end: int, deadline_ns: int) -> AsyncGenerator[DecodeEvent, None]:
         """Tokens until one of them is a reason to stop, at the latest when `end` are generated."""
         known, count = len(sequence.chain), len(request.generated)
-        fresh: int | None = None
+        fresh: Sampled | None = None
         if count:
             await sequence.gather(usable=known, tail=True, deadline_ns=deadline_ns)
             await sequence.fill()
@@ -130,12 +131,12 @@ class Engine:
         yield Started(sources=sequence.sources, times=sequence.times)
         reason = None
         while reason is None:
-            token = fresh if fresh is not None else await sequence.next_token()
+            sampled = fresh if fresh is not None else await sequence.next_token()
             fresh = None
-            sequence.append(token)
+            sequence.append(sampled.token)
             count += 1
-            yield TokenOut(token=token)
-            reason = _reason(request, token, count, end)
+            yield TokenOut(token=sampled.token, logprobs=sampled.logprobs)
+            reason = _reason(request, sampled.token, count, end)
         await sequence.publisher.drain(min(deadline_ns, time.monotonic_ns() + SETTLE_NS))
         self._finished += 1
         yield Finished(reason=reason)
@@ -203,7 +204,8 @@ class Engine:
             raise ClosedError("the engine was closed")
         began_ns = time.monotonic_ns()
         await self._admission.enter(limit * self._model.geometry.bytes_per_token)
-        sequence = Sequence(self._scopes.parts(request.scope), tokens, limit=limit, sampling=request.sampling, hand_off=hand_off)
+        parts, prompt = self._scopes.parts(request.scope), len(request.prompt)
+        sequence = Sequence(parts, tokens, limit=limit, sampling=request.sampling, prompt=prompt, hand_off=hand_off)
         sequence.queued(time.monotonic_ns() - began_ns)
         return sequence
 

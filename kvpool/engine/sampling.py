@@ -4,16 +4,21 @@ Theory. Temperature divides the scores, top-k keeps the k best, softmax makes pr
 run of the best whose probabilities reach p; then one uniform number is looked up in the cumulated rest (inverse CDF). Equal
 scores are ordered by token id, so there is one right answer. The uniform number of position p is a hash of (seed, p): no
 generator has a state that would be lost with a worker, and a retried request goes on with the same tokens.
+
+Before all that the scores are adjusted, if asked for: biases added, penalties for tokens generated before taken off. These too
+depend only on what a retry brings along. Log-probabilities are the model's own: softmax of the scores as they came.
 """
 
 import hashlib
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import LocalError
-from kvpool.request import Sampling
+from kvpool.request import Logprobs, Sampling
 
 Scores = npt.NDArray[np.float32]
 
@@ -22,6 +27,41 @@ def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that decides the token at `position`; 53 random bits."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed, position), digest_size=8, person=b"kvpool draw").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+class Sampled(NamedTuple):
+    """A token, and how likely it was when that was asked for."""
+
+    token: int
+    logprobs: Logprobs | None = None
+
+
+def sample(scores: Scores, sampling: Sampling, position: int, generated: Sequence[int]) -> Sampled:
+    """The token at `position`, from float32 scores ``[vocabulary]``; `generated` are the answer's tokens before it. Errors as `choose`."""
+    token = choose(adjusted(scores, sampling, generated) if sampling.adjusts else scores, sampling, position)
+    return Sampled(token, None if sampling.logprobs is None else logprobs_of(scores, token, sampling.logprobs))
+
+
+def adjusted(scores: Scores, sampling: Sampling, generated: Sequence[int]) -> Scores:
+    """A copy of `scores` with biases and penalties. A bias for a token that the model doesn't have is passed over."""
+    scores = scores.copy()
+    for token, bias in sampling.logit_bias:
+        if token < scores.size:
+            scores[token] += bias
+    if generated and (sampling.presence_penalty or sampling.frequency_penalty):
+        tokens, counts = np.unique(np.asarray(generated), return_counts=True)
+        scores[tokens] -= (sampling.presence_penalty + sampling.frequency_penalty * counts).astype(np.float32)
+    return scores
+
+
+def logprobs_of(scores: Scores, token: int, top: int) -> Logprobs:
+    """Of `token` and of the `top` likeliest tokens; equal ones by token id."""
+    largest = scores.max()
+    total = np.log(np.exp(scores - largest).sum(dtype=np.float64)) + largest
+    weakest = np.partition(scores, -top)[-top] if 0 < top < scores.size else np.float32(-np.inf)
+    tokens = np.flatnonzero(scores >= weakest) if top else np.arange(0)
+    best = tokens[np.argsort(-scores[tokens], kind="stable")][:top]
+    return Logprobs(chosen=float(scores[token] - total), top=tuple((int(other), float(scores[other] - total)) for other in best))
 
 
 def choose(scores: Scores, sampling: Sampling, position: int) -> int:

@@ -15,7 +15,7 @@ from kvpool.engine.model import Model
 from kvpool.engine.prefill import Rate, chunk_plan
 from kvpool.engine.publisher import Publisher
 from kvpool.engine.resident import ResidentStore
-from kvpool.engine.sampling import choose
+from kvpool.engine.sampling import Sampled, sample
 from kvpool.engine.store import BlockStore, Payload
 from kvpool.engine.turns import Kind
 from kvpool.errors import LocalError
@@ -47,15 +47,27 @@ class Parts:
 class Sequence:
     """A sequence that begins with `tokens` and may grow to `limit` tokens; its blocks are pushed to the nodes `hand_off` besides.
 
+    The first `prompt` of its tokens were not generated (by default all that it begins with).
+
     Use: `gather`, then `fill` or `first_token`, then `append` and `next_token` in turn, at last `retire`.
     """
 
-    def __init__(self, parts: Parts, tokens: tuple[int, ...], *, limit: int, sampling: Sampling, hand_off: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        tokens: tuple[int, ...],
+        *,
+        limit: int,
+        sampling: Sampling,
+        prompt: int | None = None,
+        hand_off: tuple[str, ...] = (),
+    ) -> None:
         self.chain = Chain(parts.root, parts.block_tokens, tokens)
         self.sources = TokenSources()
         self.limit = limit
         self._parts = parts
         self._sampling = sampling
+        self._prompt = len(tokens) if prompt is None else prompt
         self._hand_off = hand_off
         self._cache: SequenceCache | None = None
         self._publisher: Publisher | None = None
@@ -115,20 +127,20 @@ class Sequence:
         for start, end in self._plan():
             await self._extend(start, end)
 
-    async def first_token(self) -> int:
+    async def first_token(self) -> Sampled:
         """`fill`, and the token after the last one. At least one token must be left to compute."""
         *before, (start, end) = self._plan()
         for chunk in before:
             await self._extend(*chunk)
-        token = await self._predict(Kind.CHUNK, self.chain.tokens[start:end])
+        sampled = await self._predict(Kind.CHUNK, self.chain.tokens[start:end])
         self.publisher.offer(end)
-        return token
+        return sampled
 
-    async def next_token(self) -> int:
+    async def next_token(self) -> Sampled:
         """Compute the KV of the last token, the only one that lacks it, and the token after it."""
-        token = await self._predict(Kind.STEP, self.chain.tokens[-1:])
+        sampled = await self._predict(Kind.STEP, self.chain.tokens[-1:])
         self.publisher.offer(self.cache.length)
-        return token
+        return sampled
 
     def append(self, token: int) -> None:
         """`token` is the next one."""
@@ -149,21 +161,22 @@ class Sequence:
         self._parts.rate.add(len(tokens), ran.took_ns)
         self.publisher.offer(end)
 
-    async def _predict(self, kind: Kind, tokens: list[int]) -> int:
+    async def _predict(self, kind: Kind, tokens: list[int]) -> Sampled:
         """Compute `tokens`, choose the one after the whole chain."""
         cache, model, position = self.cache, self._parts.model, len(self.chain)
+        generated = self.chain.tokens[self._prompt :] if self._sampling.adjusts else ()
 
-        def work() -> tuple[int, int]:
+        def work() -> tuple[Sampled, int]:
             scores = model.predict(cache, tokens)
             began_ns = time.monotonic_ns()
-            return choose(scores.numpy(), self._sampling, position), time.monotonic_ns() - began_ns
+            return sample(scores.numpy(), self._sampling, position, generated), time.monotonic_ns() - began_ns
 
         ran = await self._run(kind, work)
-        token, sample_ns = ran.value
+        sampled, sample_ns = ran.value
         self._sample_ns += sample_ns
         self._compute_ns -= sample_ns
         self._parts.rate.add(len(tokens), ran.took_ns - sample_ns)
-        return token
+        return sampled
 
     async def _run(self, kind: Kind, work: Callable[[], T]) -> Ran[T]:
         ran = await self._parts.compute.run(kind, work)

@@ -1,6 +1,6 @@
 """WHAT is asked of a worker and what it answers: plain values, no wire, no torch."""
 
-from kvpool.request.sampling import Sampling
+from kvpool.request.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, Logprobs, Sampling
 from kvpool.request.scope import EVERYBODY, Scope
 from kvpool.request.work import (
     MAX_HAND_OFF,
@@ -22,11 +22,14 @@ from kvpool.request.work import (
 __all__ = [
     "EVERYBODY",
     "MAX_HAND_OFF",
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
     "DecodeEvent",
     "DecodeRequest",
     "FinishReason",
     "Finished",
     "FirstToken",
+    "Logprobs",
     "PrefillEvent",
     "PrefillRequest",
     "Published",

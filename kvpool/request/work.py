@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from kvpool.errors import ConfigError
-from kvpool.request.sampling import Sampling
+from kvpool.request.sampling import Logprobs, Sampling
 from kvpool.request.scope import EVERYBODY, Scope
 
 
@@ -68,6 +68,7 @@ class FirstToken:
     token: int
     sources: TokenSources
     times: StageTimes
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +108,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOut:
-    """One more token."""
+    """One more token; `logprobs` when the request asked for them."""
 
     token: int
+    logprobs: Logprobs | None = None
 
 
 class FinishReason(enum.StrEnum):

@@ -1,6 +1,6 @@
 """Worker messages: generated protobuf <-> plain values of `kvpool.request`."""
 
-from kvpool.errors import ProtocolError
+from kvpool.errors import ConfigError, ProtocolError
 from kvpool.request import (
     EVERYBODY,
     DecodeEvent,
@@ -8,6 +8,7 @@ from kvpool.request import (
     Finished,
     FinishReason,
     FirstToken,
+    Logprobs,
     PrefillEvent,
     PrefillRequest,
     Published,
@@ -26,11 +27,47 @@ _REASONS_BACK = {pb.STOP: FinishReason.STOP, pb.LENGTH: FinishReason.LENGTH}
 
 
 def _sampling_to_pb(value: Sampling) -> pb.Sampling:
-    return pb.Sampling(temperature=value.temperature, top_p=value.top_p, top_k=value.top_k, seed=value.seed)
+    return pb.Sampling(
+        temperature=value.temperature,
+        top_p=value.top_p,
+        top_k=value.top_k,
+        seed=value.seed,
+        presence_penalty=value.presence_penalty,
+        frequency_penalty=value.frequency_penalty,
+        bias_tokens=[token for token, _ in value.logit_bias],
+        biases=[bias for _, bias in value.logit_bias],
+        logprobs=value.logprobs,
+    )
 
 
 def _sampling_from_pb(message: pb.Sampling) -> Sampling:
-    return Sampling(temperature=message.temperature, top_p=message.top_p, top_k=message.top_k, seed=message.seed)
+    if len(message.bias_tokens) != len(message.biases):
+        raise ConfigError(f"{len(message.biases)} biases for {len(message.bias_tokens)} tokens")
+    return Sampling(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        seed=message.seed,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(zip(message.bias_tokens, message.biases, strict=True)),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def _logprobs_to_pb(value: Logprobs | None) -> pb.Logprobs | None:
+    if value is None:
+        return None
+    return pb.Logprobs(chosen=value.chosen, top_tokens=[token for token, _ in value.top], top=[logprob for _, logprob in value.top])
+
+
+def _logprobs_from_pb(message: pb.FirstToken | pb.DecodeEvent) -> Logprobs | None:
+    if not message.HasField("logprobs"):
+        return None
+    told = message.logprobs
+    if len(told.top_tokens) != len(told.top):
+        raise ProtocolError(f"{len(told.top)} log-probabilities for {len(told.top_tokens)} tokens")
+    return Logprobs(chosen=told.chosen, top=tuple(zip(told.top_tokens, told.top, strict=True)))
 
 
 def _scope_to_pb(value: Scope) -> pb.Scope | None:
@@ -82,7 +119,8 @@ def prefill_from_pb(message: pb.PrefillRequest) -> PrefillRequest:
 def prefill_event_to_pb(value: PrefillEvent) -> pb.PrefillEvent:
     """Spell a prefill event."""
     if isinstance(value, FirstToken):
-        first = pb.FirstToken(token=value.token, sources=_sources_to_pb(value.sources), times=_times_to_pb(value.times))
+        sources, times, logprobs = _sources_to_pb(value.sources), _times_to_pb(value.times), _logprobs_to_pb(value.logprobs)
+        first = pb.FirstToken(token=value.token, sources=sources, times=times, logprobs=logprobs)
         return pb.PrefillEvent(first_token=first)
     return pb.PrefillEvent(published=pb.Published(tokens=value.tokens, blocks_written=value.blocks_written))
 
@@ -92,7 +130,8 @@ def prefill_event_from_pb(message: pb.PrefillEvent) -> PrefillEvent:
     kind = message.WhichOneof("event")
     if kind == "first_token":
         first = message.first_token
-        return FirstToken(token=first.token, sources=_sources_from_pb(first.sources), times=_times_from_pb(first.times))
+        sources, times = _sources_from_pb(first.sources), _times_from_pb(first.times)
+        return FirstToken(token=first.token, sources=sources, times=times, logprobs=_logprobs_from_pb(first))
     if kind == "published":
         return Published(tokens=message.published.tokens, blocks_written=message.published.blocks_written)
     raise ProtocolError(f"unknown prefill event {kind!r}; is the worker newer than this router?")
@@ -127,7 +166,7 @@ def decode_from_pb(message: pb.DecodeRequest) -> DecodeRequest:
 def decode_event_to_pb(value: DecodeEvent) -> pb.DecodeEvent:
     """Spell a decode event."""
     if isinstance(value, TokenOut):
-        return pb.DecodeEvent(token=value.token)
+        return pb.DecodeEvent(token=value.token, logprobs=_logprobs_to_pb(value.logprobs))
     if isinstance(value, Started):
         return pb.DecodeEvent(started=pb.Started(sources=_sources_to_pb(value.sources), times=_times_to_pb(value.times)))
     return pb.DecodeEvent(finished=_REASONS[value.reason])
@@ -137,7 +176,7 @@ def decode_event_from_pb(message: pb.DecodeEvent) -> DecodeEvent:
     """Read a decode event; `ProtocolError` for one we don't know."""
     kind = message.WhichOneof("event")
     if kind == "token":
-        return TokenOut(token=message.token)
+        return TokenOut(token=message.token, logprobs=_logprobs_from_pb(message))
     if kind == "started":
         return Started(sources=_sources_from_pb(message.started.sources), times=_times_from_pb(message.started.times))
     if kind == "finished" and message.finished in _REASONS_BACK:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.engine.sampling import Scores, candidates, choose, uniform
+from kvpool.engine.sampling import Scores, adjusted, candidates, choose, logprobs_of, sample, uniform
 from kvpool.errors import LocalError
 from kvpool.request import Sampling
 
@@ -132,3 +132,34 @@ def test_choose_over_positions_follows_the_distribution(sampling: Sampling) -> N
     chi_square = sum((counts[t] - e) ** 2 / e for t, e in expected.items())
     freedom = len(expected) - 1
     assert chi_square < freedom + 3.7 * math.sqrt(2 * freedom) + 10
+
+
+def test_adjusted_adds_biases_and_takes_penalties_off_by_count() -> None:
+    """A presence penalty counts once, a frequency penalty each time; the scores given stay as they were."""
+    scores = _scores(1, 1, 1, 1)
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((3, 2.0), (9, 1.0)))
+    assert adjusted(scores, sampling, [1, 1, 2]).tolist() == [1.0, 0.0, 0.25, 3.0]
+    assert scores.tolist() == [1, 1, 1, 1]
+    assert adjusted(scores, sampling, []).tolist() == [1.0, 1.0, 1.0, 3.0]
+
+
+def test_sample_chooses_from_adjusted_scores_and_tells_the_models_own_logprobs() -> None:
+    """A banned token is not chosen, and is still told as the likeliest: the caller sees what the model thinks."""
+    scores = np.log(_scores(0.5, 0.3, 0.2))
+    sampled = sample(scores, Sampling(logit_bias=((0, -100.0),), logprobs=2), 4, [])
+    assert sampled.token == 1
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.chosen == pytest.approx(math.log(0.3), abs=1e-6)
+    assert [token for token, _ in sampled.logprobs.top] == [0, 1]
+    assert sample(scores, Sampling(), 4, []).logprobs is None
+
+
+def test_logprobs_sum_to_one_and_break_ties_by_id() -> None:
+    """Whatever the scale of the scores: the probabilities of all tokens add up to 1; of equals the lower id comes first."""
+    scores = _scores(1000, 1001, 1000, 998)
+    told = logprobs_of(scores, 3, 4)
+    assert [token for token, _ in told.top] == [1, 0, 2, 3]
+    assert sum(math.exp(logprob) for _, logprob in told.top) == pytest.approx(1.0, abs=1e-5)
+    assert told.chosen == told.top[3][1]
+    assert [token for token, _ in logprobs_of(scores, 3, 2).top] == [1, 0]
+    assert logprobs_of(scores, 3, 0).top == ()

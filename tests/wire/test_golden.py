@@ -5,8 +5,18 @@ Field numbers and types are a promise to clients in other languages. Literals ar
 
 import pytest
 
-from kvpool.errors import ConfigError
-from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Sampling, Scope, StageTimes, TokenSources
+from kvpool.errors import ConfigError, ProtocolError
+from kvpool.request import (
+    DecodeRequest,
+    FirstToken,
+    Logprobs,
+    PrefillRequest,
+    Sampling,
+    Scope,
+    StageTimes,
+    TokenOut,
+    TokenSources,
+)
 from kvpool.request.pool import NodeDescription, Outcome, Reservation, ShmOffer, Stored, TcpOffer, UcxOffer
 from kvpool.wire import convert, convert_work
 from kvpool.wire.gen import access_pb2, peer_pb2, pool_pb2, worker_pb2
@@ -135,6 +145,39 @@ def test_prefill_requests_and_events_on_the_wire() -> None:
         times=StageTimes(queue_ns=4, load_ns=5, compute_ns=6, sample_ns=7),
     )
     assert convert_work.prefill_event_to_pb(event).SerializeToString(deterministic=True) == raw
+
+
+def test_penalties_biases_and_logprobs_on_the_wire() -> None:
+    """Fields 5 to 9 of Sampling, 9 only when log-probabilities are wanted (0 is wanted too); lists of unequal length are refused."""
+    half, one, zero = "000000000000e03f", "000000000000f03f", "0000000000000000"
+    lists = blob(7, varint(300)) + blob(8, bytes.fromhex(half))
+    raw = blob(1, b"d") + blob(2, b"\x05") + number(4, 1)
+    sampling = double(2, one) + double(5, half) + double(6, one) + lists + b"\x48\x00"
+    value = convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw + blob(6, sampling)))
+    assert value.sampling == Sampling(presence_penalty=0.5, frequency_penalty=1.0, logit_bias=((300, 0.5),), logprobs=0)
+    assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True) == raw + blob(6, sampling)
+    longer = blob(6, double(2, one) + blob(7, varint(300)) + blob(8, bytes.fromhex(half + zero)))
+    with pytest.raises(ConfigError, match="2 biases for 1 tokens"):
+        convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw + longer))
+
+
+def test_logprobs_of_tokens_on_the_wire() -> None:
+    """Field 4 of both events: chosen 1, top_tokens 2, top 3; a mismatch is the worker's fault."""
+    minus_one, minus_half = bytes.fromhex("000080bf"), bytes.fromhex("000000bf")
+    told = b"\x0d" + minus_one + blob(2, varint(300) + b"\x07") + blob(3, minus_half + minus_one)
+    logprobs = Logprobs(chosen=-1.0, top=((300, -0.5), (7, -1.0)))
+    raw = number(2, 7) + blob(4, told)
+    event = convert_work.decode_event_from_pb(worker_pb2.DecodeEvent.FromString(raw))
+    assert event == TokenOut(token=7, logprobs=logprobs)
+    assert convert_work.decode_event_to_pb(event).SerializeToString(deterministic=True) == raw
+    raw = blob(1, number(1, 7) + blob(2, b"") + blob(3, b"") + blob(4, told))
+    first = convert_work.prefill_event_from_pb(worker_pb2.PrefillEvent.FromString(raw))
+    assert first == FirstToken(token=7, sources=TokenSources(), times=StageTimes(), logprobs=logprobs)
+    assert convert_work.prefill_event_to_pb(first).SerializeToString(deterministic=True) == raw
+    with pytest.raises(ProtocolError, match="1 log-probabilities for 2 tokens"):
+        convert_work.decode_event_from_pb(
+            worker_pb2.DecodeEvent.FromString(number(2, 7) + blob(4, blob(2, varint(300) + b"\x07") + blob(3, minus_one)))
+        )
 
 
 def test_decode_requests_on_the_wire() -> None:

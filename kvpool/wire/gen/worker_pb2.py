@@ -24,13 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/worker.proto\x12\tkvpool.v1\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"@\n\x0cTokenSources\x12\x10\n\x08resident\x18\x01 \x01(\r\x12\x0c\n\x04pool\x18\x02 \x01(\r\x12\x10\n\x08\x63omputed\x18\x03 \x01(\r\"V\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07load_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\"%\n\x05Scope\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x92\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x10\n\x08hand_off\x18\x04 \x03(\t\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"p\n\x0cPrefillEvent\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.kvpool.v1.FirstTokenH\x00\x12)\n\tpublished\x18\x02 \x01(\x0b\x32\x14.kvpool.v1.PublishedH\x00\x42\x07\n\x05\x65vent\"k\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12(\n\x07sources\x18\x02 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"3\n\tPublished\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x62locks_written\x18\x02 \x01(\r\"\xc3\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12\x15\n\tgenerated\x18\x03 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x17\n\x0bstop_tokens\x18\x05 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"{\n\x0b\x44\x65\x63odeEvent\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.kvpool.v1.StartedH\x00\x12\x0f\n\x05token\x18\x02 \x01(\rH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0e\x32\x17.kvpool.v1.FinishReasonH\x00\x42\x07\n\x05\x65vent\"Y\n\x07Started\x12(\n\x07sources\x18\x01 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x02 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"\x15\n\x13WorkerStatusRequest\"\xaf\x02\n\x0cWorkerStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0f\x61\x63tive_requests\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x19\n\x11\x66inished_requests\x18\x05 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x06 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\x12\x17\n\x0fresident_tokens\x18\x08 \x01(\x04\x12\x35\n\x07reaches\x18\t \x03(\x0b\x32$.kvpool.v1.WorkerStatus.ReachesEntry\x1a.\n\x0cReachesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*C\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x32\xca\x01\n\x06Worker\x12?\n\x07Prefill\x12\x19.kvpool.v1.PrefillRequest\x1a\x17.kvpool.v1.PrefillEvent0\x01\x12<\n\x06\x44\x65\x63ode\x12\x18.kvpool.v1.DecodeRequest\x1a\x16.kvpool.v1.DecodeEvent0\x01\x12\x41\n\x06Status\x12\x1e.kvpool.v1.WorkerStatusRequest\x1a\x17.kvpool.v1.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/worker.proto\x12\tkvpool.v1\"\xd1\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x17\n\x0b\x62ias_tokens\x18\x07 \x03(\rB\x02\x10\x01\x12\x12\n\x06\x62iases\x18\x08 \x03(\x01\x42\x02\x10\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"C\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x02\x12\x16\n\ntop_tokens\x18\x02 \x03(\rB\x02\x10\x01\x12\x0f\n\x03top\x18\x03 \x03(\x02\x42\x02\x10\x01\"@\n\x0cTokenSources\x12\x10\n\x08resident\x18\x01 \x01(\r\x12\x0c\n\x04pool\x18\x02 \x01(\r\x12\x10\n\x08\x63omputed\x18\x03 \x01(\r\"V\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07load_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x11\n\tsample_ns\x18\x04 \x01(\x04\"%\n\x05Scope\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x92\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x10\n\x08hand_off\x18\x04 \x03(\t\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"p\n\x0cPrefillEvent\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.kvpool.v1.FirstTokenH\x00\x12)\n\tpublished\x18\x02 \x01(\x0b\x32\x14.kvpool.v1.PublishedH\x00\x42\x07\n\x05\x65vent\"\x92\x01\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12(\n\x07sources\x18\x02 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x03 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\x12%\n\x08logprobs\x18\x04 \x01(\x0b\x32\x13.kvpool.v1.Logprobs\"3\n\tPublished\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x62locks_written\x18\x02 \x01(\r\"\xc3\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\x06prompt\x18\x02 \x03(\rB\x02\x10\x01\x12\x15\n\tgenerated\x18\x03 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x17\n\x0bstop_tokens\x18\x05 \x03(\rB\x02\x10\x01\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.kvpool.v1.Sampling\x12\x1f\n\x05scope\x18\n \x01(\x0b\x32\x10.kvpool.v1.Scope\"\xa2\x01\n\x0b\x44\x65\x63odeEvent\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.kvpool.v1.StartedH\x00\x12\x0f\n\x05token\x18\x02 \x01(\rH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0e\x32\x17.kvpool.v1.FinishReasonH\x00\x12%\n\x08logprobs\x18\x04 \x01(\x0b\x32\x13.kvpool.v1.LogprobsB\x07\n\x05\x65vent\"Y\n\x07Started\x12(\n\x07sources\x18\x01 \x01(\x0b\x32\x17.kvpool.v1.TokenSources\x12$\n\x05times\x18\x02 \x01(\x0b\x32\x15.kvpool.v1.StageTimes\"\x15\n\x13WorkerStatusRequest\"\xaf\x02\n\x0cWorkerStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0f\x61\x63tive_requests\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x19\n\x11\x66inished_requests\x18\x05 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x06 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\x12\x17\n\x0fresident_tokens\x18\x08 \x01(\x04\x12\x35\n\x07reaches\x18\t \x03(\x0b\x32$.kvpool.v1.WorkerStatus.ReachesEntry\x1a.\n\x0cReachesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*C\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x32\xca\x01\n\x06Worker\x12?\n\x07Prefill\x12\x19.kvpool.v1.PrefillRequest\x1a\x17.kvpool.v1.PrefillEvent0\x01\x12<\n\x06\x44\x65\x63ode\x12\x18.kvpool.v1.DecodeRequest\x1a\x16.kvpool.v1.DecodeEvent0\x01\x12\x41\n\x06Status\x12\x1e.kvpool.v1.WorkerStatusRequest\x1a\x17.kvpool.v1.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpool.wire.gen.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['bias_tokens']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['bias_tokens']._serialized_options = b'\020\001'
+  _globals['_SAMPLING'].fields_by_name['biases']._loaded_options = None
+  _globals['_SAMPLING'].fields_by_name['biases']._serialized_options = b'\020\001'
+  _globals['_LOGPROBS'].fields_by_name['top_tokens']._loaded_options = None
+  _globals['_LOGPROBS'].fields_by_name['top_tokens']._serialized_options = b'\020\001'
+  _globals['_LOGPROBS'].fields_by_name['top']._loaded_options = None
+  _globals['_LOGPROBS'].fields_by_name['top']._serialized_options = b'\020\001'
   _globals['_PREFILLREQUEST'].fields_by_name['prompt']._loaded_options = None
   _globals['_PREFILLREQUEST'].fields_by_name['prompt']._serialized_options = b'\020\001'
   _globals['_DECODEREQUEST'].fields_by_name['prompt']._loaded_options = None
@@ -41,36 +49,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEREQUEST'].fields_by_name['stop_tokens']._serialized_options = b'\020\001'
   _globals['_WORKERSTATUS_REACHESENTRY']._loaded_options = None
   _globals['_WORKERSTATUS_REACHESENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1481
-  _globals['_FINISHREASON']._serialized_end=1548
-  _globals['_SAMPLING']._serialized_start=43
-  _globals['_SAMPLING']._serialized_end=118
-  _globals['_TOKENSOURCES']._serialized_start=120
-  _globals['_TOKENSOURCES']._serialized_end=184
-  _globals['_STAGETIMES']._serialized_start=186
-  _globals['_STAGETIMES']._serialized_end=272
-  _globals['_SCOPE']._serialized_start=274
-  _globals['_SCOPE']._serialized_end=311
-  _globals['_PREFILLREQUEST']._serialized_start=314
-  _globals['_PREFILLREQUEST']._serialized_end=460
-  _globals['_PREFILLEVENT']._serialized_start=462
-  _globals['_PREFILLEVENT']._serialized_end=574
-  _globals['_FIRSTTOKEN']._serialized_start=576
-  _globals['_FIRSTTOKEN']._serialized_end=683
-  _globals['_PUBLISHED']._serialized_start=685
-  _globals['_PUBLISHED']._serialized_end=736
-  _globals['_DECODEREQUEST']._serialized_start=739
-  _globals['_DECODEREQUEST']._serialized_end=934
-  _globals['_DECODEEVENT']._serialized_start=936
-  _globals['_DECODEEVENT']._serialized_end=1059
-  _globals['_STARTED']._serialized_start=1061
-  _globals['_STARTED']._serialized_end=1150
-  _globals['_WORKERSTATUSREQUEST']._serialized_start=1152
-  _globals['_WORKERSTATUSREQUEST']._serialized_end=1173
-  _globals['_WORKERSTATUS']._serialized_start=1176
-  _globals['_WORKERSTATUS']._serialized_end=1479
-  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_start=1433
-  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_end=1479
-  _globals['_WORKER']._serialized_start=1551
-  _globals['_WORKER']._serialized_end=1753
+  _globals['_FINISHREASON']._serialized_start=1765
+  _globals['_FINISHREASON']._serialized_end=1832
+  _globals['_SAMPLING']._serialized_start=44
+  _globals['_SAMPLING']._serialized_end=253
+  _globals['_LOGPROBS']._serialized_start=255
+  _globals['_LOGPROBS']._serialized_end=322
+  _globals['_TOKENSOURCES']._serialized_start=324
+  _globals['_TOKENSOURCES']._serialized_end=388
+  _globals['_STAGETIMES']._serialized_start=390
+  _globals['_STAGETIMES']._serialized_end=476
+  _globals['_SCOPE']._serialized_start=478
+  _globals['_SCOPE']._serialized_end=515
+  _globals['_PREFILLREQUEST']._serialized_start=518
+  _globals['_PREFILLREQUEST']._serialized_end=664
+  _globals['_PREFILLEVENT']._serialized_start=666
+  _globals['_PREFILLEVENT']._serialized_end=778
+  _globals['_FIRSTTOKEN']._serialized_start=781
+  _globals['_FIRSTTOKEN']._serialized_end=927
+  _globals['_PUBLISHED']._serialized_start=929
+  _globals['_PUBLISHED']._serialized_end=980
+  _globals['_DECODEREQUEST']._serialized_start=983
+  _globals['_DECODEREQUEST']._serialized_end=1178
+  _globals['_DECODEEVENT']._serialized_start=1181
+  _globals['_DECODEEVENT']._serialized_end=1343
+  _globals['_STARTED']._serialized_start=1345
+  _globals['_STARTED']._serialized_end=1434
+  _globals['_WORKERSTATUSREQUEST']._serialized_start=1436
+  _globals['_WORKERSTATUSREQUEST']._serialized_end=1457
+  _globals['_WORKERSTATUS']._serialized_start=1460
+  _globals['_WORKERSTATUS']._serialized_end=1763
+  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_start=1717
+  _globals['_WORKERSTATUS_REACHESENTRY']._serialized_end=1763
+  _globals['_WORKER']._serialized_start=1835
+  _globals['_WORKER']._serialized_end=2037
 # @@protoc_insertion_point(module_scope)
