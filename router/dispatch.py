@@ -148,7 +148,7 @@ class _Run:
             call.through()
             trace.sources, trace.times = event.sources, event.times
             self._index.learn(worker.ref, keys)
-            yield self._take(event.token)
+            yield self._take(event)
             await self._await_published(worker, call)
 
     async def _await_published(self, worker: Worker, call: Call[PrefillEvent]) -> None:
@@ -191,7 +191,7 @@ class _Run:
                 if isinstance(event, TokenOut):
                     if self._completed() is not None:
                         raise ProtocolError(f"{worker.name} sent a token after the last one")
-                    yield self._take(event.token)
+                    yield self._take(event)
                 elif isinstance(event, Started):
                     call.through()
                     trace.decode_start_ns = self._clock.now_ns() - began_ns
@@ -214,10 +214,14 @@ class _Run:
             trace.sources = TokenSources(resident=resident, pool=pool, computed=prompt - resident - pool)
             trace.times = event.times
 
-    def _take(self, token: int) -> int:
-        self._trace.generated.append(token)
+    def _take(self, event: FirstToken | TokenOut) -> int:
+        if self._job.sampling.logprobs is not None:
+            if event.logprobs is None:
+                raise ProtocolError("the worker tells no log-probabilities; is it older than this router?")
+            self._trace.logprobs.append(event.logprobs)
+        self._trace.generated.append(event.token)
         self._trace.first_token_at(self._clock.now_ns())
-        return token
+        return event.token
 
     def _completed(self) -> FinishReason | None:
         """Why nothing more is to come, if so."""

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from kvpool.request import EVERYBODY, FinishReason, Sampling, Scope, StageTimes, TokenSources
+from kvpool.request import EVERYBODY, FinishReason, Logprobs, Sampling, Scope, StageTimes, TokenSources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Continue `prompt` by at most `max_tokens` tokens, ending after any of `stop_tokens`; `deadline_ns` is monotonic."""
+    """Continue `prompt` by at most `max_tokens` tokens, ending after any of `stop_tokens`; `deadline_ns` is monotonic.
+
+    As the caller says: `user`, one of the tenant's own users ("": it doesn't say); `session`, what its requests of one conversation
+    have in common; `priority`, 0 as usual, lower is more urgent.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -16,6 +20,9 @@ class Job:
     sampling: Sampling
     deadline_ns: int
     scope: Scope = EVERYBODY
+    user: str = ""
+    session: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +47,8 @@ class Trace:
     decode_sources: TokenSources | None = None
     decode_times: StageTimes = field(default_factory=StageTimes)
     generated: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """Of each generated token, when the request asked for them."""
     reason: FinishReason | None = None
     retries: int = 0
     fallbacks: list[str] = field(default_factory=list)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool.clock import Clock
+from kvpool.policy.routing.values import Ask, Ranking, WorkerRef
 from router.api.shapes import extension_of
 from router.job import Trace
 
@@ -27,9 +28,11 @@ class Note:
 
     at_ns: int
     role: str
-    ask: Any
-    ranking: Any
-    chosen: Any
+    ask: Ask
+    ranking: Ranking
+    chosen: WorkerRef | None
+    left_out: int
+    """Candidates that are not in `ranking` any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class Decisions:
         request.jobs[job_id] = Explained(job_id=job_id, arrived_ns=trace.arrived_ns, trace=trace)
         self._request_of[job_id] = request
 
-    def note(self, job_id: str, role: str, ask: Any, ranking: Any, chosen: Any) -> None:
+    def note(self, job_id: str, role: str, ask: Ask, ranking: Ranking, chosen: WorkerRef | None) -> None:
         """A choice was made for `job_id`; nothing happens when that job has left the ring."""
         request = self._request_of.get(job_id)
         if request is None:
@@ -86,7 +89,8 @@ class Decisions:
         if len(job.notes) >= MAX_NOTES:
             job.dropped += 1
         else:
-            job.notes.append(Note(at_ns=self._clock.now_ns(), role=role, ask=ask, ranking=ranking, chosen=chosen))
+            kept, left_out = _bounded(ranking, chosen)
+            job.notes.append(Note(at_ns=self._clock.now_ns(), role=role, ask=ask, ranking=kept, chosen=chosen, left_out=left_out))
 
     def ended(self, job_id: str, trace: Trace) -> None:
         """`job_id` is over, however it ended."""
@@ -103,6 +107,15 @@ class Decisions:
             del self._by_caller[request.request_id]
         for job_id in request.jobs:
             del self._request_of[job_id]
+
+
+def _bounded(ranking: Ranking, chosen: WorkerRef | None) -> tuple[Ranking, int]:
+    """The best of `ranking`, with `chosen`, and how many that leaves out."""
+    if len(ranking.scored) <= MAX_CANDIDATES:
+        return ranking, 0
+    best, rest = ranking.scored[:MAX_CANDIDATES], ranking.scored[MAX_CANDIDATES:]
+    kept = (*best, *(scored for scored in rest if scored.worker == chosen))
+    return ranking._replace(scored=kept), len(ranking.scored) - len(kept)
 
 
 def happened(trace: Trace) -> dict[str, Any]:
