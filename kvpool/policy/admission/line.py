@@ -1,0 +1,132 @@
+"""The line in front of the workers: bounded, fair between tenants, urgent requests first, nobody for ever last. Pure; time is an argument.
+
+Theory. Requests wait in classes, one per priority (a lower number is more urgent, as in vLLM). The most urgent class goes first, but a
+class that waits gains on the others: it counts as one step more urgent for every `step_ns` since it last had its turn. So a class d steps
+behind gets at least one turn every d x `step_ns`, and no more than that while the more urgent ones have work. Within a class the tenant
+with the least service is next (`fairness.py`), and a tenant's own requests go in the order of their arrival.
+
+When the line is full somebody must go: the newest request of the tenant with the most waiting in the least urgent class, be it the newcomer
+or not. So a flood displaces itself and not those who ask little.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from kvpool.policy.admission.fairness import TokenCounters
+from kvpool.units import SECOND
+
+T = TypeVar("T")
+
+STEP_NS = 10 * SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Waiting(Generic[T]):
+    """One request in line: `cost` is what its tenant is charged when it goes, in tokens of prompt; `deadline_ns` is monotonic."""
+
+    item: T
+    tenant: str = ""
+    priority: int = 0
+    cost: float = 0.0
+    deadline_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Class(Generic[T]):
+    """Those of one priority: their lines by tenant, and since when the class has waited for its turn."""
+
+    since_ns: int
+    lines: OrderedDict[str, deque[Waiting[T]]] = field(default_factory=OrderedDict)
+
+
+class Line(Generic[T]):
+    """At most `capacity` requests."""
+
+    def __init__(self, capacity: int, counters: TokenCounters, *, step_ns: int = STEP_NS) -> None:
+        if capacity < 1 or step_ns < 1:
+            raise ValueError("a line needs room for at least one, and a step of at least 1 ns")
+        self._capacity = capacity
+        self._counters = counters
+        self._step_ns = step_ns
+        self._classes: dict[int, _Class[T]] = {}
+        self._tenants: dict[str, int] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Waiting[T]]:
+        for one in self._classes.values():
+            for line in one.lines.values():
+                yield from line
+
+    def waiting_of(self, tenant: str) -> int:
+        """How many of `tenant` wait."""
+        return self._tenants.get(tenant, 0)
+
+    def cost_before(self, priority: int) -> float:
+        """What those cost who wait in this class or a more urgent one."""
+        return sum(each.cost for each in self if each.priority <= priority)
+
+    def offer(self, one: Waiting[T], now_ns: int) -> Waiting[T] | None:
+        """Let `one` stand in line. Who has to go for it: itself, another, or None when there is room for all."""
+        if self._tenants.get(one.tenant, 0) == 0:
+            self._counters.arrived(one.tenant, self._tenants)
+        self._put(one, now_ns)
+        if self._length <= self._capacity:
+            return None
+        victim = self._least()
+        self.discard(victim)
+        return victim
+
+    def next(self, now_ns: int) -> Waiting[T] | None:
+        """Whose turn it is, taken out of the line and charged for; None when nobody waits."""
+        if not self._classes:
+            return None
+        number = min(self._classes, key=lambda p: (p - (now_ns - self._classes[p].since_ns) / self._step_ns, p))
+        of_class = self._classes[number]
+        tenant = min(of_class.lines, key=self._counters.of)  # equal ones: who has stood in line for longer
+        one = of_class.lines[tenant][0]
+        self.discard(one)
+        of_class.since_ns = now_ns
+        self._counters.served(tenant)
+        self._counters.charge(tenant, one.cost)
+        return one
+
+    def discard(self, one: Waiting[T]) -> bool:
+        """`one` waits no longer; False when it didn't."""
+        of_class = self._classes.get(one.priority)
+        line = of_class.lines.get(one.tenant) if of_class is not None else None
+        if of_class is None or line is None or one not in line:
+            return False
+        line.remove(one)
+        self._length -= 1
+        self._tenants[one.tenant] -= 1
+        if not self._tenants[one.tenant]:
+            del self._tenants[one.tenant]
+        if not line:
+            del of_class.lines[one.tenant]
+        if not of_class.lines:
+            del self._classes[one.priority]
+        return True
+
+    def expired(self, now_ns: int) -> list[Waiting[T]]:
+        """Those whose deadline has passed, taken out."""
+        late = [one for one in self if one.deadline_ns <= now_ns]
+        for one in late:
+            self.discard(one)
+        return late
+
+    def _put(self, one: Waiting[T], now_ns: int) -> None:
+        of_class = self._classes.setdefault(one.priority, _Class(since_ns=now_ns))
+        of_class.lines.setdefault(one.tenant, deque()).append(one)
+        self._tenants[one.tenant] = self._tenants.get(one.tenant, 0) + 1
+        self._length += 1
+
+    def _least(self) -> Waiting[T]:
+        """The newest of the longest line of the least urgent class."""
+        lines = self._classes[max(self._classes)].lines
+        longest = max(len(line) for line in lines.values())
+        return next(line for line in reversed(lines.values()) if len(line) == longest)[-1]
