@@ -1,0 +1,115 @@
+"""A stretch of a chain, and who holds which part of it.
+
+Theory. A chunk has up to `CHUNK_KEYS` consecutive keys of one chain. Holders mostly hold long stretches of a chain, so who holds what is
+kept as runs: `states[i]` (see lanes.py) is that of the keys from `ends[i - 1]` (0 for the first) up to `ends[i]`. Neighbouring runs differ.
+
+A key names all before it, so two lists of keys of chains that agree at one place agree everywhere before it. One comparison therefore
+says whether a whole chunk is part of a prompt, and a binary search says where they part.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from kvpool.block import BlockKey
+
+CHUNK_KEYS: Final = 128
+
+
+class Chunk:
+    """Consecutive keys of one chain. Never without keys; compared by identity."""
+
+    __slots__ = ("ends", "keys", "states")
+
+    def __init__(self, keys: list[BlockKey], state: int) -> None:
+        self.keys = keys
+        self.ends = [len(keys)]
+        self.states = [state]
+
+    def find(self, key: BlockKey) -> int:
+        """Where `key`, which is one of this chunk's, stands."""
+        keys = self.keys
+        if keys[0] == key:
+            return 0
+        return len(keys) - 1 if keys[-1] == key else keys.index(key)
+
+    def common(self, start: int, keys: Sequence[BlockKey], position: int) -> int:
+        """How many keys from `start` on are those of the chain `keys` from `position` on; the first one is known to be."""
+        mine = self.keys
+        size = min(len(mine) - start, len(keys) - position)
+        if mine[start + size - 1] == keys[position + size - 1]:
+            return size
+        low, high = 1, size - 1  # the first `low` agree, those from `high` on don't
+        while low < high:
+            middle = (low + high + 1) // 2
+            if mine[start + middle - 1] == keys[position + middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def append(self, keys: Sequence[BlockKey], state: int) -> None:
+        """`keys` follow, in `state`."""
+        self.keys += keys
+        if self.states[-1] == state:
+            self.ends[-1] = len(self.keys)
+        else:
+            self.ends.append(len(self.keys))
+            self.states.append(state)
+
+    def change(self, low: int, high: int, mine: int, clear: int, put: int) -> int:
+        """Take `clear` from, then add `put` to, the states of keys [low, high). Both are bits of the holder's byte `mine`.
+
+        Returns by how many keys more (or less) that holder has any bit.
+        """
+        first, last = self._cut(low), self._cut(high)
+        gained, at = 0, low
+        for i in range(first, last):
+            old = self.states[i]
+            new = old & ~clear | put
+            if new != old:
+                gained += (self.ends[i] - at) * (bool(new & mine) - bool(old & mine))
+                self.states[i] = new
+            at = self.ends[i]
+        self._join(max(first, 1), min(last + 1, len(self.states)))
+        return gained
+
+    def trim(self) -> list[BlockKey]:
+        """Drop the keys at the end that nobody holds and return them; all of them when the chunk has become useless."""
+        if self.states[-1]:
+            return []
+        keep = self.ends[-2] if len(self.ends) > 1 else 0
+        gone, self.keys = self.keys[keep:], self.keys[:keep]
+        self.ends.pop()
+        self.states.pop()
+        return gone
+
+    def _cut(self, at: int) -> int:
+        """Make a run begin at `at`; its number."""
+        i = bisect_left(self.ends, at)
+        if at == 0:
+            return 0
+        if self.ends[i] != at:
+            self.ends.insert(i, at)
+            self.states.insert(i, self.states[i])
+        return i + 1
+
+    def _join(self, first: int, last: int) -> None:
+        """Make one run of neighbours that are in the same state, from that before number `first` to that before number `last`."""
+        for i in range(last - 1, first - 1, -1):
+            if self.states[i] == self.states[i - 1]:
+                del self.states[i], self.ends[i - 1]
+
+    def run_at(self, position: int) -> int:
+        """The number of the run that the key at `position` is in."""
+        return bisect_right(self.ends, position)
+
+    def tail_of(self, mine: int, count: int) -> int:
+        """From where on `count` keys, the last ones, have any bit of `mine`; 0 if no more than that have."""
+        for i in range(len(self.ends) - 1, -1, -1):
+            if self.states[i] & mine:
+                start = self.ends[i - 1] if i else 0
+                count -= self.ends[i] - start
+                if count <= 0:
+                    return start - count
+        return 0

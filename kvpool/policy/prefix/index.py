@@ -1,0 +1,256 @@
+"""The prefix index: which leading blocks of a prompt each worker and each pool node holds.
+
+Theory. One dict leads from each key to the chunk (chunk.py) that it stands in; a chunk knows who holds which part of it. A prompt is
+matched chunk by chunk: one look-up and one comparison for up to 128 blocks, because a key names all before it. What a holder says
+changes runs of chunks, not keys, so a prefix that a thousand workers share costs its keys once.
+
+A key enters a chunk only behind its predecessor, or begins a new one, and never moves. So a walk along a chain enters each chunk where it
+left the one before, holes or not: a key in the middle of a chunk is reached only through those before it.
+
+Nothing here is trusted, only preferred, so the index may forget at will. It keeps `holder_keys` keys for each holder; beyond that the part
+of a chain that was longest not told of leaves, its tail first: a prefix without its head is worth nothing. Keys that nobody holds any more
+go at once, save those in the middle of a chunk: they go with it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from itertools import compress, count
+from typing import Final, Generic, TypeVar
+
+from kvpool.block import BlockKey
+from kvpool.policy.prefix.chunk import CHUNK_KEYS, Chunk
+from kvpool.policy.prefix.lanes import bit_of, lane
+from kvpool.policy.prefix.match import Match
+from kvpool.policy.prefix.trust import Trust
+
+H = TypeVar("H", bound=Hashable)
+
+HOLDER_KEYS: Final = 1 << 20
+"""Keys kept for one holder unless told otherwise: 16 Mi tokens in blocks of 16; about 170 bytes each if nobody shares them."""
+_SLACK: Final = 256
+"""A holder over its bound gives up this part of it at once, so that it isn't cut key by key."""
+
+
+class _Holding:
+    """One holder: its number, and its keys in each chunk that it has a part of, the longest untold chunk first."""
+
+    __slots__ = ("chunks", "keys", "slot")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.keys = 0
+        self.chunks: OrderedDict[Chunk, int] = OrderedDict()
+
+
+class PrefixIndex(Generic[H]):
+    """Keys by holder and tier. Holders are any hashable values; those of different lives of a worker or node must differ."""
+
+    def __init__(self, holder_keys: int = HOLDER_KEYS) -> None:
+        """`holder_keys` bounds the keys kept for each holder."""
+        if holder_keys < 1:
+            raise ValueError("holder_keys must be at least 1")
+        self._limit = holder_keys
+        self._chunks: dict[BlockKey, Chunk] = {}
+        self._holdings: dict[H, _Holding] = {}
+        self._slots: dict[H, int] = {}
+        self._holders: list[H] = []
+        self._free: list[int] = []
+        self._trust: Trust[H] = Trust()
+        self.dropped = 0
+        """Keys that were given up for want of room, over all holders."""
+
+    def __len__(self) -> int:
+        """Distinct keys."""
+        return len(self._chunks)
+
+    def held(self, holder: H) -> int:
+        """Keys that are kept for `holder`."""
+        holding = self._holdings.get(holder)
+        return holding.keys if holding else 0
+
+    def holders(self) -> tuple[H, ...]:
+        """Everybody who was heard of and not forgotten."""
+        return tuple(self._holdings)
+
+    def stored(self, holder: H, keys: Sequence[BlockKey], tier: int, *, parent: BlockKey | None = None, moved: bool = False) -> None:
+        """`holder` has the consecutive blocks `keys` of a chain on `tier`: as well as elsewhere, or with `moved` only there.
+
+        `parent` is the key before the first of them, if known; without it `keys` are matched all the same, but less compactly kept.
+        """
+        holding = self._holding(holder)
+        keys = keys if len(keys) <= self._limit else keys[: self._limit]
+        mine, put = lane(holding.slot), lane(holding.slot, bit_of(tier))
+        clear = mine if moved else 0
+        get, position = self._chunks.get, 0
+        told: list[Chunk] = []
+        before = get(parent) if parent is not None else None
+        if before is not None and before.keys[-1] != parent:
+            before = None
+        while position < len(keys):
+            chunk = get(keys[position])
+            if chunk is None:
+                position, before = self._add(holding, keys, position, put, before, told)
+                continue
+            start = chunk.find(keys[position])
+            size = chunk.common(start, keys, position)
+            self._gain(holding, chunk, chunk.change(start, start + size, mine, clear, put))
+            told.append(chunk)
+            position += size
+            before = chunk if start + size == len(chunk.keys) else None
+        for chunk in reversed(told):
+            holding.chunks.move_to_end(chunk)
+        if holding.keys > self._limit:
+            self._shrink(holding)
+
+    def removed(self, holder: H, keys: Sequence[BlockKey], tier: int | None = None) -> None:
+        """`holder` has `keys` (in any order) no more: on `tier`, or at all."""
+        holding = self._holdings.get(holder)
+        if holding is None:
+            return
+        clear = lane(holding.slot) if tier is None else lane(holding.slot, bit_of(tier))
+        mine = lane(holding.slot)
+        position = 0
+        while position < len(keys):
+            chunk = self._chunks.get(keys[position])
+            if chunk is None:
+                position += 1
+                continue
+            start = chunk.find(keys[position])
+            size = 1
+            while position + size < len(keys) and start + size < len(chunk.keys) and chunk.keys[start + size] == keys[position + size]:
+                size += 1
+            self._clear(holding, chunk, start, start + size, clear, mine)
+            position += size
+
+    def cleared(self, holder: H) -> None:
+        """`holder` has nothing any more."""
+        holding = self._holdings.get(holder)
+        if holding is None:
+            return
+        mine = lane(holding.slot)
+        for chunk in holding.chunks:
+            chunk.change(0, len(chunk.keys), mine, mine, 0)
+            self._trim(chunk)
+        holding.chunks.clear()
+        holding.keys = 0
+
+    def forget(self, holder: H) -> None:
+        """`holder` is gone for good, and so is what was proved about it."""
+        self._trust.forget(holder)
+        if holder in self._holdings:
+            self.cleared(holder)
+            del self._holdings[holder]
+            self._free.append(self._slots.pop(holder))
+
+    def match(self, keys: Sequence[BlockKey]) -> Match[H]:
+        """Who holds which of the leading `keys` of a chain. Changes nothing."""
+        get, position, size = self._chunks.get, 0, len(keys)
+        runs: list[tuple[int, int]] = []
+        last = 0
+        while position < size and (chunk := get(keys[position])) is not None:
+            start = chunk.find(keys[position])
+            end = start + chunk.common(start, keys, position)
+            for i in range(chunk.run_at(start) if start else 0, len(chunk.ends)):
+                state, stop = chunk.states[i], min(chunk.ends[i], end)
+                if not state:
+                    return Match(runs, self._holders, self._slots)
+                position += stop - start
+                start = stop
+                if state == last:
+                    runs[-1] = (position, state)
+                else:
+                    runs.append((position, state))
+                    last = state
+                if stop == end:
+                    break
+        return Match(runs, self._holders, self._slots)
+
+    def touch(self, holder: H, keys: Sequence[BlockKey]) -> None:
+        """`holder` used the chain `keys`: what it has of them leaves last."""
+        holding = self._holdings.get(holder)
+        if holding is None:
+            return
+        told: list[Chunk] = []
+        position = 0
+        while position < len(keys) and (chunk := self._chunks.get(keys[position])) is not None:
+            position += chunk.common(chunk.find(keys[position]), keys, position)
+            told.append(chunk)
+        for chunk in reversed(told):
+            if chunk in holding.chunks:
+                holding.chunks.move_to_end(chunk)
+
+    def proved(self, holder: H, claimed: int, found: int) -> None:
+        """A request that was sent to `holder` when this index said it had `claimed` leading blocks of it found `found` there."""
+        self._trust.prove(holder, claimed, found)
+
+    def trust(self, holder: H) -> float:
+        """How far `holder` is believed, 0 to 1 (trust.py)."""
+        return self._trust.of(holder)
+
+    def credited(self, holder: H, blocks: int) -> int:
+        """`blocks` that `holder` is said to have, less what it isn't believed."""
+        return int(blocks * self._trust.of(holder))
+
+    def _holding(self, holder: H) -> _Holding:
+        holding = self._holdings.get(holder)
+        if holding is None:
+            if self._free:
+                slot = self._free.pop()
+                self._holders[slot] = holder
+            else:
+                slot = len(self._holders)
+                self._holders.append(holder)
+            self._slots[holder] = slot
+            holding = self._holdings[holder] = _Holding(slot)
+        return holding
+
+    def _add(
+        self, holding: _Holding, keys: Sequence[BlockKey], position: int, state: int, before: Chunk | None, told: list[Chunk]
+    ) -> tuple[int, Chunk | None]:
+        """Enter the unknown keys from `position` up to the next known one; where that is, and the chunk that ends before it."""
+        rest = keys[position:]
+        end = position + next(compress(count(), map(self._chunks.__contains__, rest)), len(rest))
+        while position < end:
+            room = CHUNK_KEYS - len(before.keys) if before is not None else 0
+            if before is not None and room > 0:
+                part = keys[position : min(end, position + room)]
+                before.append(part, state)
+                if not told or told[-1] is not before:
+                    told.append(before)
+            else:
+                part = keys[position : min(end, position + CHUNK_KEYS)]
+                before = Chunk(list(part), state)
+                told.append(before)
+            self._chunks.update(dict.fromkeys(part, before))
+            self._gain(holding, before, len(part))
+            position += len(part)
+        return position, before
+
+    def _gain(self, holding: _Holding, chunk: Chunk, keys: int) -> None:
+        """`holding` has `keys` more (or less) in `chunk`."""
+        now = holding.chunks.get(chunk, 0) + keys
+        holding.keys += keys
+        if now:
+            holding.chunks[chunk] = now
+        else:
+            holding.chunks.pop(chunk, None)
+
+    def _clear(self, holding: _Holding, chunk: Chunk, low: int, high: int, clear: int, mine: int) -> None:
+        """Take the bits `clear` of `holding`'s byte `mine` from the keys [low, high) of `chunk`."""
+        self._gain(holding, chunk, chunk.change(low, high, mine, clear, 0))
+        self._trim(chunk)
+
+    def _trim(self, chunk: Chunk) -> None:
+        """Forget the keys at the end of `chunk` that nobody holds."""
+        for key in chunk.trim():
+            del self._chunks[key]
+
+    def _shrink(self, holding: _Holding) -> None:
+        """Give up what was longest not told of, tails first, until `holding` is within its bound."""
+        mine, target = lane(holding.slot), self._limit - self._limit // _SLACK
+        while holding.keys > target:
+            chunk, held = next(iter(holding.chunks.items()))
+            excess = holding.keys - target
+            low = 0 if held <= excess else chunk.tail_of(mine, excess)
+            self.dropped += min(held, excess)
+            self._clear(holding, chunk, low, len(chunk.keys), mine, mine)
