@@ -155,7 +155,8 @@ class Links:
             self._open[ref] = task
             task.add_done_callback(partial(self._forget_failed, ref))
         try:
-            return await asyncio.wait_for(asyncio.shield(task), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 loses a cancellation that comes as the task ends
+                return await asyncio.shield(task)
         except TimeoutError as error:
             await self.gave_up(ref, timeout_s)
             raise DeadlineError(f"node at {ref.address} took longer than {timeout_s:.2f} s to connect") from error
@@ -305,6 +306,9 @@ async def _discard(task: "asyncio.Task[NodeLink]") -> None:
     try:
         link = await task
     except (RemoteError, asyncio.CancelledError):
+        caller = asyncio.current_task()
+        if caller is not None and caller.cancelling():
+            raise
         return
     await asyncio.to_thread(link.reach.close)
     await link.rpc.close()

@@ -163,4 +163,5 @@ class AsyncPoolClient:
             if eager:
                 await self.connect()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._core.ending.wait(), _TEND_S)
+                async with asyncio.timeout(_TEND_S):
+                    await self._core.ending.wait()

@@ -5,12 +5,16 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kvpool.block import Namespace
 from kvpool.client import AsyncPoolClient, links
+from kvpool.client.sources import NodeRef, StaticSource
+from kvpool.cluster.config import ClusterConfig
 from kvpool.errors import UnavailableError
+from kvpool.policy.placement import PlacedNode
 from kvpool.testing.node_process import NodeProcess
 
 TOKENS = list(range(16 * 20))
@@ -48,3 +52,23 @@ async def test_lookups_on_a_connection_that_another_gives_up_all_end_in_a_miss(
         answers = await asyncio.gather(*(pool.lookup(chain, timeout_s=limit) for limit in limits), return_exceptions=True)
         node.signal(signal.SIGCONT)
     assert answers == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_caller_cancelled_as_the_connection_comes_is_cancelled(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """A loop that is told once to end while it connects must not go on for ever, however few turns of the event loop lie between."""
+    opened: asyncio.Future[links.NodeLink] = asyncio.get_running_loop().create_future()
+
+    async def connect(self: links.Links, ref: NodeRef) -> links.NodeLink:
+        return await opened
+
+    monkeypatch.setattr(links.Links, "_connect", connect)
+    ref = NodeRef(node_id="0" * 32, incarnation=1, address="127.0.0.1:1", placed=PlacedNode("0" * 32))
+    caller = asyncio.create_task(links.Links(StaticSource([ref.address], ClusterConfig()), "auto").link(ref, 5))
+    await asyncio.sleep(0.01)
+    opened.set_result(links.NodeLink(node=ref, rpc=Mock(), reach=Mock()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    cancelled = caller.cancel()
+    await asyncio.wait([caller], timeout=5)
+    assert caller.cancelled() == cancelled
