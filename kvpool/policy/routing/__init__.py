@@ -1,5 +1,7 @@
-"""Which worker serves a request: one policy a file, all behind `Policy`, chosen by name with `make_policy`."""
+"""Which worker serves a request: one policy a file, all behind `Policy`, chosen by name with `make_policy` (docs/routing.md)."""
 
+from kvpool.policy.routing.names import OURS, POLICIES, make_policy
+from kvpool.policy.routing.ttft import LeastTtft
 from kvpool.policy.routing.values import (
     Ask,
     Candidate,
@@ -13,5 +15,23 @@ from kvpool.policy.routing.values import (
     Tier,
     WorkerRef,
 )
+from kvpool.policy.routing.workload import WorkerOrder
 
-__all__ = ["Ask", "Candidate", "Load", "Observed", "Pending", "Policy", "Ranking", "Scored", "Source", "Tier", "WorkerRef"]
+__all__ = [
+    "OURS",
+    "POLICIES",
+    "Ask",
+    "Candidate",
+    "LeastTtft",
+    "Load",
+    "Observed",
+    "Pending",
+    "Policy",
+    "Ranking",
+    "Scored",
+    "Source",
+    "Tier",
+    "WorkerOrder",
+    "WorkerRef",
+    "make_policy",
+]

@@ -1,0 +1,142 @@
+"""Ours: the worker where the request costs everybody the least time to the first token.
+
+    cost = queue + load + compute + adapter + memory + others + recent
+
+| term | seconds |
+|---|---|
+| queue | until the worker gets to it, by the order in which it computes (workload.py) |
+| load | of what comes from the pool, by tier and link, the part that the queue does not hide: loads begin while the request waits |
+| compute | of what is missing, by its length and the length of its context |
+| adapter | to load its LoRA adapter, where that isn't loaded |
+| memory | what must leave for its KV is worth, to whoever would have used it: the price that eviction ranks by (price.py) |
+| others | by which it delays those who are there already; more, the more its tenant has beyond its share |
+| recent | a little for having been busy lately, which spreads what is otherwise equal |
+
+Everything is learnt online (estimate.py), and every term is continuous: a token more or less, or a millisecond, changes no cost by a jump,
+so there is no threshold at which hot prefixes suddenly move. A hot prefix spreads as soon as the queue at its holder costs more than
+loading it elsewhere; a worker that computes short work first lets the short one pass and the long one pay, which `others` counts.
+
+From the pool it takes as many of the sources, in order, as make it faster: where a disk is slower than computing, the rest is computed.
+Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too.
+
+A decode worker is ranked by when the answer would be complete: load and compute as above, plus a step for every token, each as
+long as the KV in use there makes it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvpool.policy.routing.learning import Learning
+from kvpool.policy.routing.price import memory_s
+from kvpool.policy.routing.recent import Recent
+from kvpool.policy.routing.sort import ranking
+from kvpool.policy.routing.values import Ask, Candidate, Pending, Ranking, Scored, Source, Tier, WorkerRef
+from kvpool.policy.routing.workload import WorkerOrder
+from kvpool.units import SECOND
+
+RECENT_S = 0.05
+"""What it costs to have been busy all the time lately."""
+_MOST_CARE = 8.0
+
+
+class _Way(NamedTuple):
+    """One way to get the prompt's KV: seconds until loads are through, and to compute the rest."""
+
+    loaded_s: float
+    compute_s: float
+    fetch: int
+    compute: int
+    wait_s: float = 0.0
+
+
+class LeastTtft(Learning):
+    """Least estimated time to the first token, own and others'. See the top of this file."""
+
+    name = "ttft"
+
+    def __init__(self, seed: int = 0, *, order: WorkerOrder = WorkerOrder.SHARED) -> None:
+        """`order`: how the workers compute what they are given; ours take turns, chunk by chunk."""
+        super().__init__(order)
+        self._recent = Recent()
+
+    def rank(self, ask: Ask, candidates: Sequence[Candidate], now_ns: int) -> Ranking | None:
+        """See `Policy.rank`."""
+        score = self._prefill if ask.output_tokens == 0 or not candidates or candidates[0].worker.role != "decode" else self._decode
+        return ranking(self.name, "s", [score(ask, c, now_ns) for c in candidates])
+
+    def routed(self, ask: Ask, scored: Scored, now_ns: int) -> None:
+        """See `Policy.routed`."""
+        super().routed(ask, scored, now_ns)
+        context = ask.prompt_tokens - scored.compute_tokens
+        self._recent.add(scored.worker, self.estimate.compute_s(scored.compute_tokens, context, scored.worker), now_ns)
+
+    def forget(self, worker: WorkerRef) -> None:
+        """See `Policy.forget`."""
+        super().forget(worker)
+        self._recent.forget(worker)
+
+    def _prefill(self, ask: Ask, c: Candidate, now_ns: int) -> Scored:
+        best: tuple[float, _Way, float, float] | None = None
+        for way in self._ways(ask, c, now_ns):
+            queue, others = self.wait_s(c, way.compute_s, now_ns)
+            stall = max(0.0, way.loaded_s - queue)
+            if best is None or queue + stall + way.compute_s < best[0]:
+                best = queue + stall + way.compute_s, way, queue, others
+        assert best is not None
+        _, way, queue, others = best
+        care = min(_MOST_CARE, max(1.0, ask.tenant_share))
+        terms = (
+            ("queue", queue),
+            ("load", max(0.0, way.loaded_s - queue)),
+            ("compute", way.compute_s),
+            *self._room(ask, c, way),
+            ("others", care * others),
+            ("recent", RECENT_S * self._recent.share(c.worker, now_ns)),
+        )
+        return _scored(c, terms, way)
+
+    def _decode(self, ask: Ask, c: Candidate, now_ns: int) -> Scored:
+        way = min(self._ways(ask, c, now_ns), key=lambda w: w.loaded_s + w.compute_s)
+        in_use = c.decode_tokens + ask.prompt_tokens
+        terms = (
+            ("load", way.loaded_s),
+            ("compute", way.compute_s),
+            *self._room(ask, c, way),
+            ("steps", ask.output_tokens * self.estimate.step_s(in_use)),
+            ("others", c.active * ask.output_tokens * max(0.0, self.estimate.step_s(in_use) - self.estimate.step_s(c.decode_tokens))),
+        )
+        return _scored(c, terms, way)
+
+    def _room(self, ask: Ask, c: Candidate, way: _Way) -> tuple[tuple[str, float], ...]:
+        adapter = 0.0 if c.adapter_loaded else self.estimate.adapter_s
+        return ("adapter", adapter), ("memory", memory_s(c.price_s, way.fetch + way.compute, c.free_tokens))
+
+    def _ways(self, ask: Ask, c: Candidate, now_ns: int) -> list[_Way]:
+        """Every prefix of the sources, and each computation under way elsewhere that would bring more than all of them."""
+        estimate, prompt = self.estimate, ask.prompt_tokens
+        held = min(c.resident_tokens, prompt)
+        loaded_s, fetch = 0.0, 0
+        ways = [_Way(0.0, estimate.compute_s(prompt - held, held, c.worker), 0, prompt - held)]
+        for source in c.pool:
+            tokens = min(source.tokens, prompt - held)
+            if tokens <= 0:
+                break
+            loaded_s = max(loaded_s, source.busy_s) + estimate.load_s(source._replace(tokens=tokens))
+            held += tokens
+            fetch += tokens
+            ways.append(_Way(loaded_s, estimate.compute_s(prompt - held, held, c.worker), fetch, prompt - held))
+        ways.extend(self._behind(pending, c, ways[-1], prompt, now_ns) for pending in ask.pending if pending.tokens > held)
+        return ways
+
+    def _behind(self, pending: Pending, c: Candidate, way: _Way, prompt: int, now_ns: int) -> _Way:
+        """Wait for `pending`, and load what it will have computed, unless it does so here."""
+        coming = min(pending.tokens, prompt)
+        more = coming - (prompt - way.compute)
+        wait_s = max(0, pending.ready_ns - now_ns) / SECOND
+        load_s = 0.0 if pending.worker == c.worker else self.estimate.load_s(Source(Tier.DRAM, False, more))
+        compute_s = self.estimate.compute_s(prompt - coming, coming, c.worker)
+        return _Way(max(way.loaded_s, wait_s) + load_s, compute_s, way.fetch + more, prompt - coming, wait_s)
+
+
+def _scored(c: Candidate, terms: tuple[tuple[str, float], ...], way: _Way) -> Scored:
+    return Scored(c, sum(value for _, value in terms), terms, way.fetch, way.compute, int(way.wait_s * SECOND))
