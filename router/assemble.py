@@ -12,13 +12,14 @@ from router.access import Access
 from router.app import build_app
 from router.decisions import Decisions
 from router.dispatch import Dispatcher
-from router.fleet import ClusterView, Fleet, WorkerPort
+from router.fleet import ClusterView, Fleet
 from router.index import PrefixIndex
 from router.metrics import Metrics
 from router.probe import GuardedProbe, PoolProbe
 from router.services import Services
 from router.settings import Limits
 from router.text.model import TextModel
+from router.worker import WorkerPort
 
 
 def build_router(
@@ -33,7 +34,7 @@ def build_router(
 ) -> Services:
     """The parts of one router, not yet following the cluster."""
     index = PrefixIndex(limits.index_blocks)
-    fleet = Fleet(view, connect, model.name, clock, index.forget)
+    fleet = Fleet(view, connect, model.name, clock, index.forget, limits)
     guarded = GuardedProbe(probe, clock, limits.pool_timeout_s)
     dispatcher = Dispatcher(fleet=fleet, index=index, probe=guarded, clock=clock, limits=limits)
     metrics = Metrics(fleet)

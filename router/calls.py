@@ -7,13 +7,14 @@ background, for a limited time, while the request goes on.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvpool.errors import KvpoolError
-from router.fleet import Fleet, Worker
+from router.fleet import Fleet
+from router.worker import Place, Worker
 
 log = logging.getLogger("router.calls")
 
@@ -27,8 +28,8 @@ class Call(Generic[T]):
     """A call under way."""
 
     events: AsyncGenerator[T, None]
-    through: Callable[[], None]
-    """To be called when the worker has computed the prompt."""
+    place: Place
+    """To be told when the worker has computed the prompt, and of every token."""
     complete: bool = False
     """Set when the worker has said all it had to say."""
 
@@ -41,10 +42,10 @@ class Calls:
         self._lingering: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def open(self, worker: Worker, tokens: int, events: AsyncGenerator[T, None]) -> AsyncIterator[Call[T]]:
+    async def open(self, worker: Worker, tokens: int, events: AsyncGenerator[T, None], *, decode_tokens: int = 0) -> AsyncIterator[Call[T]]:
         """Count the call on `worker`, with `tokens` of backlog, for the length of the block; then cancel it unless it is complete."""
-        with self._fleet.busy(worker, tokens) as through:
-            call = Call(events=events, through=through)
+        with self._fleet.busy(worker, tokens, decode_tokens=decode_tokens, sent=True) as place:
+            call = Call(events=events, place=place)
             try:
                 yield call
             finally:

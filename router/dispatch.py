@@ -22,6 +22,7 @@ from contextlib import aclosing
 from kvpool.block import BlockKey, chain_keys
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError, DeadlineError, KvpoolError, ProtocolError, UnavailableError
+from kvpool.policy.routing import WorkerRef
 from kvpool.request import (
     DecodeRequest,
     Finished,
@@ -36,14 +37,15 @@ from kvpool.request import (
 )
 from kvpool.units import SECOND
 from router.calls import Call, Calls
-from router.fleet import Fleet, Worker
+from router.fleet import Fleet
 from router.handoff import Planned, nodes_beside
-from router.index import PrefixIndex, WorkerRef
+from router.index import PrefixIndex
 from router.job import Job, Trace
 from router.policy import Candidate, choose
 from router.probe import GuardedProbe
 from router.settings import Limits
 from router.watch import Watch
+from router.worker import Worker
 
 log = logging.getLogger("router.dispatch")
 
@@ -145,7 +147,7 @@ class _Run:
                 raise UnavailableError(f"{worker.name} ended the prefill without a token")
             if not isinstance(event, FirstToken):
                 raise ProtocolError(f"{worker.name} sent {type(event).__name__} before the first token")
-            call.through()
+            call.place.through()
             trace.sources, trace.times = event.sources, event.times
             self._index.learn(worker.ref, keys)
             yield self._take(event)
@@ -193,7 +195,7 @@ class _Run:
                         raise ProtocolError(f"{worker.name} sent a token after the last one")
                     yield self._take(event)
                 elif isinstance(event, Started):
-                    call.through()
+                    call.place.through()
                     trace.decode_start_ns = self._clock.now_ns() - began_ns
                     self._started(event)
                 elif isinstance(event, Finished):
@@ -282,7 +284,7 @@ class _Run:
         self._trace.route_ns += self._clock.now_ns() - began_ns
         if worker is None:
             return ()
-        self._planned.take(worker)
+        self._planned.take(worker, len(self._job.prompt))
         return nodes_beside(self._fleet.view, prefill.host, worker.host)
 
     def _usable(self, role: str) -> list[Worker]:

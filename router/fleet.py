@@ -1,51 +1,24 @@
-"""The workers that serve this model: who lives, how to reach them, how busy this router keeps them.
+"""The workers that serve this model: who lives, how to reach them, how busy they are kept, and who has room for one request more.
 
-Membership says who lives; its callback comes on another thread and is carried over to the event loop. A worker is one incarnation:
-restarted, it is another worker with a new connection, no load and no hints. A connection closes once its worker has left and
-the last request on it is done.
+Membership says who lives; its callback comes on another thread and is carried over to the event loop. A connection closes once its worker
+has left and the last request on it is done. A worker that drains keeps what it has and gets nothing new.
 """
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
-from kvpool.block import KEY_BYTES, MAX_BLOCK_TOKENS, salted_root
 from kvpool.clock import Clock
 from kvpool.cluster import Member
 from kvpool.errors import ConfigError, KvpoolError
-from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, Scope, WorkerStatus
-from kvpool.units import SECOND
-from router.index import WorkerRef
+from kvpool.policy.routing import WorkerRef
 from router.pool import PoolView
+from router.settings import Limits
+from router.worker import DRAINING, NOT_ELSEWHERE, ROLES, Elsewhere, Place, Said, Worker, WorkerPort
 
 log = logging.getLogger("router.fleet")
-
-ROLES = ("prefill", "decode")
-_SUSPECT_NS = 5 * SECOND
-
-
-class WorkerPort(Protocol):
-    """A connection to one worker (`kvpool.wire.worker_client.WorkerClient`). Times are in seconds; raises kvpool errors."""
-
-    def prefill(self, request: PrefillRequest, timeout_s: float) -> AsyncIterator[PrefillEvent]:
-        """`FirstToken`, then `Published`."""
-        ...
-
-    def decode(self, request: DecodeRequest, timeout_s: float) -> AsyncIterator[DecodeEvent]:
-        """`Started`, `TokenOut`..., `Finished`."""
-        ...
-
-    async def status(self, timeout_s: float) -> WorkerStatus:
-        """The worker's account of itself."""
-        ...
-
-    async def close(self) -> None:
-        """Cancel what is in flight and disconnect."""
-        ...
 
 
 class ClusterView(PoolView, Protocol):
@@ -56,50 +29,29 @@ class ClusterView(PoolView, Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Worker:
-    """One incarnation of one worker, with this router's load on it."""
-
-    ref: WorkerRef
-    port: WorkerPort
-    root: bytes
-    block_tokens: int
-    context_tokens: int
-    fields: bytes
-    """The namespace's canonical bytes without a salt; empty from a worker that doesn't say."""
-    host: str = ""
-    """Which machine it runs on; empty from a worker that doesn't say."""
-    users: int = 0
-    """Who must not lose the connection: requests being served, and questions for its status."""
-    active: int = 0
-    backlog_tokens: int = 0
-    suspect_until_ns: int = 0
-    listed: bool = True
-
-    @property
-    def name(self) -> str:
-        """For messages: role and the first digits of the id."""
-        return f"{self.ref.role} worker {self.ref.id[:8]}"
-
-    def root_of(self, scope: Scope) -> bytes:
-        """The root of the keys of `scope`'s blocks in this worker. Unknown to a worker that doesn't say: one that nobody else has."""
-        if not scope.salt:
-            return self.root
-        return salted_root(self.fields, scope.salt) if self.fields else hashlib.sha256(self.root + scope.salt).digest()
-
-
 class Fleet:
     """The live workers of one model. Lives on one event loop."""
 
     def __init__(
-        self, view: ClusterView, connect: Callable[[str], WorkerPort], model: str, clock: Clock, on_gone: Callable[[WorkerRef], None]
+        self,
+        view: ClusterView,
+        connect: Callable[[str], WorkerPort],
+        model: str,
+        clock: Clock,
+        on_gone: Callable[[WorkerRef], None],
+        limits: Limits | None = None,
     ) -> None:
         """`connect` makes a port from host:port; only workers whose info names `model` count; `on_gone` hears who left for good."""
         self.view = view
+        self.on_joined: Callable[[Worker], None] = lambda worker: None
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when a worker may have room that had none."""
         self._connect = connect
         self._model = model
         self._clock = clock
         self._on_gone = on_gone
+        limits = limits or Limits()
+        self._slots = {"prefill": limits.prefill_slots, "decode": limits.decode_slots}
         self._workers: dict[WorkerRef, Worker] = {}
         self._refused: set[WorkerRef] = set()
         self._changed = asyncio.Event()
@@ -132,32 +84,49 @@ class Fleet:
         """Live workers of `role`, by identity."""
         return [worker for ref, worker in sorted(self._workers.items(), key=lambda item: item[0]) if ref.role == role and worker.listed]
 
+    def offered(self, role: str) -> list[Worker]:
+        """Live workers of `role` that take new requests, by identity."""
+        return [worker for worker in self.alive(role) if not worker.draining]
+
+    def room(self, role: str) -> int | None:
+        """Requests that the workers of `role` may be given now; None when there is no worker.
+
+        One that rests after a failure has room only when there is no other, and then for one request.
+        """
+        workers, now_ns = self.offered(role), self._clock.now_ns()
+        if not workers:
+            return None
+        awake = [worker for worker in workers if not worker.trust.rests(now_ns)]
+        return sum(self.room_of(worker) for worker in awake or workers)
+
+    def room_of(self, worker: Worker) -> int:
+        """Requests that `worker` may be given now, whether it rests or not."""
+        return max(0, min(self._slots_of(worker) - worker.load, worker.trust.left(worker.queued)))
+
     def suspected(self, worker: Worker) -> bool:
         """True for a while after a failure."""
-        return self._clock.now_ns() < worker.suspect_until_ns
+        return worker.trust.rests(self._clock.now_ns())
 
     def suspect(self, worker: Worker) -> None:
-        """`worker` failed a request: others should prefer its peers until it is seen to leave or five seconds have passed."""
-        worker.suspect_until_ns = self._clock.now_ns() + _SUSPECT_NS
+        """`worker` failed a request: others should prefer its peers until it is seen to leave or has rested."""
+        worker.trust.failed(self._clock.now_ns())
+
+    def shared(self, found: Mapping[WorkerRef, Elsewhere]) -> None:
+        """What the other routers keep workers busy with, as known now."""
+        for ref, worker in self._workers.items():
+            worker.elsewhere = found.get(ref, NOT_ELSEWHERE)
+        self.on_room()
 
     @contextmanager
-    def busy(self, worker: Worker, tokens: int) -> Iterator[Callable[[], None]]:
-        """Count one request, and `tokens` of backlog until the function it yields is called or the block ends."""
-        left = tokens
-
-        def through() -> None:
-            nonlocal left
-            worker.backlog_tokens -= left
-            left = 0
-
+    def busy(self, worker: Worker, tokens: int, *, decode_tokens: int = 0, sent: bool = False) -> Iterator[Place]:
+        """Count one request, and `tokens` of backlog until its place is told that it is through, for the length of the block."""
         with self.hold(worker):
-            worker.active += 1
-            worker.backlog_tokens += tokens
+            place = Place(worker, backlog_tokens=tokens, decode_tokens=decode_tokens, sent=sent)
             try:
-                yield through
+                yield place
             finally:
-                through()
-                worker.active -= 1
+                place.close()
+                self.on_room()
 
     @contextmanager
     def hold(self, worker: Worker) -> Iterator[None]:
@@ -178,49 +147,40 @@ class Fleet:
             return False
         return True
 
+    def _slots_of(self, worker: Worker) -> int:
+        """Requests that `worker` serves at once; prefills are kept back here, where their order can still change."""
+        limit = self._slots[worker.ref.role]
+        return min(limit, worker.said.slots) if worker.said.slots else limit
+
     def _take(self, members: tuple[Member, ...]) -> None:
         """Make the workers match the view."""
         wanted = {WorkerRef(m.role, m.id, m.incarnation): m for m in members if m.role in ROLES and m.info.get("model") == self._model}
         self._refused &= wanted.keys()
         for ref, member in wanted.items():
+            if ref not in self._workers and ref not in self._refused:
+                self._adopt(ref, member)
             if ref in self._workers:
                 self._workers[ref].listed = True
-            elif ref not in self._refused:
-                self._adopt(ref, member)
+                self._workers[ref].draining = member.info.get("state") == DRAINING
         for ref in self._workers.keys() - wanted.keys():
             self._workers[ref].listed = False
         for worker in list(self._workers.values()):
             self._let_go(worker)
         self._changed.set()
         self._changed = asyncio.Event()
+        self.on_room()
 
     def _adopt(self, ref: WorkerRef, member: Member) -> None:
         """Connect to a worker that says about itself what a router must know; complain once about one that doesn't."""
         try:
-            root = bytes.fromhex(member.info["namespace"])
-            block_tokens = int(member.info["block_tokens"])
-            context_tokens = int(member.info["max_tokens"])
-            fields = bytes.fromhex(member.info.get("fields", ""))
-            if fields:
-                salted_root(fields, b"")
-        except (KeyError, ValueError, ConfigError) as error:
-            log.error("ignoring %s worker %s at %s: its info is unusable (%s)", member.role, ref.id, member.address, error)
+            said = Said.of(member.info)
+        except ConfigError as error:
+            log.error("ignoring %s worker %s at %s: %s", member.role, ref.id, member.address, error)
             self._refused.add(ref)
             return
-        if len(root) != KEY_BYTES or not 1 <= block_tokens <= MAX_BLOCK_TOKENS or context_tokens < 1:
-            log.error("ignoring %s worker %s at %s: its info is out of range %s", member.role, ref.id, member.address, member.info)
-            self._refused.add(ref)
-            return
-        self._workers[ref] = Worker(
-            ref=ref,
-            port=self._connect(member.address),
-            root=root,
-            block_tokens=block_tokens,
-            context_tokens=context_tokens,
-            fields=fields,
-            host=member.info.get("host", ""),
-        )
+        worker = self._workers[ref] = Worker(ref=ref, port=self._connect(member.address), said=said)
         log.info("%s worker %s (incarnation %d) at %s joined", member.role, ref.id, ref.incarnation, member.address)
+        self.on_joined(worker)
 
     def _let_go(self, worker: Worker) -> None:
         """Close the connection of a worker that has left and serves nothing."""

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 
 from kvpool.policy.placement import NodeState, node_from_info
 from kvpool.request import MAX_HAND_OFF
-from router.fleet import Fleet, Worker
+from router.fleet import Fleet
 from router.pool import PoolView
+from router.worker import Worker
 
 
 def nodes_beside(view: PoolView, source: str, target: str) -> tuple[str, ...]:
@@ -33,10 +34,10 @@ class Planned:
         self._worker: Worker | None = None
         self._place = ExitStack()
 
-    def take(self, worker: Worker) -> None:
-        """Plan for `worker`, and count the request there."""
+    def take(self, worker: Worker, tokens: int) -> None:
+        """Plan for `worker`, and count the request there, with `tokens` of KV."""
         self.release()
-        self._place.enter_context(self._fleet.busy(worker, 0))
+        self._place.enter_context(self._fleet.busy(worker, 0, decode_tokens=tokens))
         self._worker = worker
 
     def release(self) -> Worker | None:

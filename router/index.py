@@ -8,17 +8,9 @@ starts empty, whatever its address.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvpool.block import BlockKey
-
-
-class WorkerRef(NamedTuple):
-    """A worker's identity: role, UUID and incarnation, never an address."""
-
-    role: str
-    id: str
-    incarnation: int
+from kvpool.policy.routing import WorkerRef
 
 
 class PrefixIndex:

@@ -20,7 +20,7 @@ to it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.index import WorkerRef
+from kvpool.policy.routing import WorkerRef
 
 ACTIVE_COST = 32.0
 FETCH_COST = 0.1

@@ -21,10 +21,18 @@ class Limits:
     """How long to wait after the first token for the pool to hold the prompt; past it the decode worker computes it."""
     client_timeout_s: float = 30.0
     """How long a caller may take to send its body, or to take the next piece of its answer."""
+    keepalive_s: float = 15.0
+    """How long the caller of a stream waits for its first text before it is sent a comment, and then another each time."""
     max_failures: int = 6
     """Failed attempts after which a request is given up: a request that kills its workers must not kill them all."""
-    max_in_flight: int = 256
-    """Requests served at once; more are refused with 429."""
+    max_in_flight: int = 2048
+    """Requests served or waiting at once; more are refused with 429."""
+    max_queued: int = 1024
+    """Requests waiting for a worker at once, of those that need a prefill and of those that don't; more are refused with 429."""
+    prefill_slots: int = 8
+    """Requests given to a prefill worker at once: the others wait here, where their order and place can still change."""
+    decode_slots: int = 256
+    """Requests given to a decode worker at once, if it doesn't say that it takes fewer."""
     max_body_bytes: int = 4 << 20
     """Larger request bodies are refused with 413."""
     index_blocks: int = 1 << 16

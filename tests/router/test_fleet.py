@@ -7,9 +7,9 @@ import pytest
 
 from kvpool.clock import ManualClock
 from kvpool.cluster import open_membership
+from kvpool.policy.routing import WorkerRef
 from kvpool.units import SECOND
 from router.fleet import Fleet
-from router.index import WorkerRef
 from router.testing.cluster import ScriptedCluster
 from router.testing.workers import ScriptedWorker
 
@@ -87,9 +87,9 @@ async def test_load_is_counted_and_given_back() -> None:
     cluster.add("prefill", _worker())
     fleet = _fleet(cluster)
     (worker,) = fleet.alive("prefill")
-    with fleet.busy(worker, 100) as through:
+    with fleet.busy(worker, 100) as place:
         assert (worker.active, worker.backlog_tokens) == (1, 100)
-        through()
+        place.through()
         assert (worker.active, worker.backlog_tokens) == (1, 0)
     fails = ExitStack()
     fails.enter_context(fleet.busy(worker, 50))

@@ -3,7 +3,8 @@
 import pytest
 
 from kvpool.block import BlockKey, chain_keys
-from router.index import PrefixIndex, WorkerRef
+from kvpool.policy.routing import WorkerRef
+from router.index import PrefixIndex
 
 ONE = WorkerRef("decode", "1" * 32, 1)
 TWO = WorkerRef("decode", "2" * 32, 1)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index import WorkerRef
+from kvpool.policy.routing import WorkerRef
 from router.policy import Candidate, choose
 
 

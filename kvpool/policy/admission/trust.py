@@ -44,6 +44,6 @@ class Trust:
         """Whether it should get nothing."""
         return now_ns < self.rests_until_ns
 
-    def has_room(self, unanswered: int, now_ns: int) -> bool:
-        """Whether it may have one request more while `unanswered` of its requests haven't begun to be answered."""
-        return not self.rests(now_ns) and (self.allowed >= FULL or unanswered < self.allowed)
+    def left(self, unanswered: int) -> int:
+        """Requests that it may be given when it doesn't rest, while `unanswered` of those it has haven't begun to be answered."""
+        return FULL if self.allowed >= FULL else max(0, self.allowed - unanswered)

@@ -6,21 +6,21 @@ from kvpool.policy.admission.trust import FULL, MAX_REST_NS, REST_NS, START, Tru
 def test_new_worker_gets_some_and_earns_more() -> None:
     """A burst must not all go to the one that has just come and is idle."""
     trust = Trust()
-    assert trust.has_room(START - 1, 0)
-    assert not trust.has_room(START, 0)
+    assert trust.left(0) == START
+    assert trust.left(START) == trust.left(START + 1) == 0
     for _ in range(10):
         trust.answered()
     assert trust.allowed == FULL
-    assert trust.has_room(10_000, 0)
+    assert trust.left(10_000) == FULL
 
 
 def test_failed_worker_rests_then_gets_one_at_a_time() -> None:
     """Failing fast must not attract load: an idle worker that failed gets one try after each rest."""
     trust = Trust()
     trust.failed(0)
-    assert not trust.has_room(0, REST_NS - 1)
-    assert trust.has_room(0, REST_NS)
-    assert not trust.has_room(1, REST_NS)
+    assert trust.rests(REST_NS - 1)
+    assert not trust.rests(REST_NS)
+    assert (trust.left(0), trust.left(1)) == (1, 0)
 
 
 def test_rests_grow_up_to_a_limit_and_end_with_an_answer() -> None:
@@ -33,7 +33,7 @@ def test_rests_grow_up_to_a_limit_and_end_with_an_answer() -> None:
     assert rests[:3] == [REST_NS, 2 * REST_NS, 4 * REST_NS]
     assert rests[-1] == MAX_REST_NS
     trust.answered()
-    assert trust.has_room(START - 1, now_ns)
+    assert (trust.left(0), trust.rests(now_ns)) == (START, False)
     trust.failed(now_ns)
     assert trust.rests_until_ns - now_ns == REST_NS
 
