@@ -61,8 +61,8 @@ class _Pages:
         services = self._services
         services.access.check(request, Right.READ)
         with services.slot():
-            text, messages = parse_tokenize(await read_body(request, services.limits.max_body_bytes, services.limits.client_timeout_s))
-            tokens = await services.tokens_of(text, messages)
+            asked = parse_tokenize(await read_body(request, services.limits.max_body_bytes, services.limits.client_timeout_s))
+            tokens = await services.tokens_of(asked.text, asked.messages, asked.tools)
         return JSONResponse({"tokens": tokens, "count": len(tokens)}, headers={"x-request-id": request_id_of(request)})
 
     async def health(self, request: Request) -> Response:

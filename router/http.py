@@ -1,16 +1,17 @@
 """What HTTP needs and Starlette lacks: bounded bodies, work that stops when the caller hangs up, server-sent events."""
 
 import asyncio
-import json
+import contextlib
 import re
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Send
 
 from router.api.errors import body_too_large, body_too_slow
+from router.api.shapes import encoded
 
 T = TypeVar("T")
 
@@ -91,24 +92,45 @@ class EventStream:
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = {**_SSE_HEADERS, **headers}
+        self.started = False
+        """Whether status 200 was sent: from then on an error can only be an event."""
 
     async def start(self) -> None:
-        """Send status 200; from now on an error can only be an event."""
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        """Send status 200, unless that was done."""
+        if not self.started:
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self.started = True
 
-    async def event(self, value: Mapping[str, Any]) -> None:
-        """Send one event; waits while the caller reads too slowly."""
-        await self._write(b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n", more=True)
+    @contextlib.asynccontextmanager
+    async def kept_alive(self, every_s: float) -> AsyncIterator[None]:
+        """While the block waits, start the response and send a comment every `every_s`; nothing else may be sent meanwhile."""
+        beats: list[asyncio.Task[None]] = []
+        later = asyncio.get_running_loop().call_later(every_s, lambda: beats.append(asyncio.ensure_future(self._beat(every_s))))
+        try:
+            yield
+        finally:
+            later.cancel()
+            for beat in beats:
+                beat.cancel()
+                await asyncio.wait({beat})
+                if not beat.cancelled():
+                    beat.exception()  # seen: whoever writes next finds out for itself
+
+    async def write(self, event: bytes) -> None:
+        """Send one event, spelled; waits while the caller reads too slowly."""
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def done(self) -> None:
         """Send OpenAI's end mark and end the response."""
-        await self._write(b"data: [DONE]\n\n", more=False)
+        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
     async def fail(self, value: Mapping[str, Any]) -> None:
         """Send an error event and end the response, without the end mark: the answer is not complete."""
-        await self.event(value)
-        await self._write(b"", more=False)
+        await self._send({"type": "http.response.body", "body": encoded(value), "more_body": False})
 
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+    async def _beat(self, every_s: float) -> None:
+        while True:
+            await self.start()
+            await self.write(b": keep-alive\n\n")
+            await asyncio.sleep(every_s)

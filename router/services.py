@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError
@@ -52,15 +53,16 @@ class Services:
         workers = self.dispatcher.fleet.alive("decode")
         return min([self.model.context_tokens, *(worker.context_tokens for worker in workers)])
 
-    async def tokens_of(self, text: str | None, messages: Sequence[Mapping[str, str]] | None) -> tuple[int, ...]:
-        """Token ids of `text`, or of the conversation `messages`; raises the 400 error when the template refuses it."""
-        rendered = messages is not None
-        if messages is not None:
+    async def tokens_of(
+        self, text: str | None, messages: Sequence[Mapping[str, Any]] = (), tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """Token ids of `text`, or (None) of the conversation `messages`; raises the 400 error when the template refuses it."""
+        rendered = text is None
+        if text is None:
             try:
-                text = self.model.render(messages)
+                text = self.model.render(messages, tools)
             except ConfigError as error:
                 raise bad_request(str(error), param="messages") from None
-        assert text is not None
         if len(text) <= _INLINE_CHARS:
             return self.model.encode(text, rendered=rendered)
         return await asyncio.to_thread(self.model.encode, text, rendered=rendered)

@@ -8,7 +8,8 @@ from pydantic_core import ErrorDetails, from_json
 
 from kvpool.request import Sampling
 from router.api.errors import ApiError, bad_request, model_not_found, unsupported
-from router.api.schema import ChatBody, CompletionBody, TokenizeBody, extras, plain_messages
+from router.api.messages import check_messages, plain_messages
+from router.api.schema import MAX_CHOICES, ChatBody, CompletionBody, TokenizeBody, extras
 from router.api.unsupported import check_supported
 
 B = TypeVar("B", bound=BaseModel)
@@ -16,23 +17,33 @@ B = TypeVar("B", bound=BaseModel)
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for /v1/completions; a chat answer may fill the context."""
 
+Prompt = str | tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One generation request in plain values. Exactly one of `messages`, `text` and `tokens` is set."""
+    """One generation request in plain values. Of `messages` and `prompts` exactly one holds something."""
 
     chat: bool
-    messages: tuple[dict[str, str], ...] | None = None
-    text: str | None = None
-    tokens: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    parallel_tool_calls: bool = True
+    prompts: tuple[Prompt, ...] = ()
+    echo: bool = False
+    n: int
     max_tokens: int | None
     sampling: Sampling
     stops: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
     ignore_eos: bool
     return_token_ids: bool
     stream: bool
     include_usage: bool
     cache_salt: str = ""
+    user: str = ""
+    session: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
 
     @property
     def prompt_param(self) -> str:
@@ -42,69 +53,109 @@ class Ask:
 
 def parse_chat(body: bytes, *, model: str, seed: int) -> Ask:
     """A /v1/chat/completions body; `seed` is used when the caller gives none. Raises `ApiError`."""
-    fields = _fields(body, model)
-    _check_messages(fields)
+    fields = _fields(body, model, ChatBody)
+    check_messages(fields)
     chat = _validated(ChatBody, fields)
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise bad_request("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
-    return Ask(chat=True, messages=tuple(plain_messages(chat.messages)), max_tokens=limit, **_common(chat, seed))
+    tools = tuple(tool.model_dump(exclude_unset=True) for tool in chat.tools or ())
+    if chat.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "the model decides whether and what to call: use auto or none")
+    return Ask(
+        chat=True,
+        messages=plain_messages(chat.messages),
+        tools=() if chat.tool_choice == "none" else tools,
+        parallel_tool_calls=chat.parallel_tool_calls is not False,
+        max_tokens=limit,
+        **_common(chat, seed, (chat.top_logprobs or 0) if chat.logprobs else None),
+    )
 
 
 def parse_completion(body: bytes, *, model: str, seed: int) -> Ask:
     """A /v1/completions body; `seed` is used when the caller gives none. Raises `ApiError`."""
-    fields = _fields(body, model)
+    fields = _fields(body, model, CompletionBody)
     completion = _validated(CompletionBody, fields)
-    prompt: Any = completion.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise unsupported("prompt", "a list of several prompts; send one request per prompt")
-        prompt = prompt[0]
-    if not prompt:
+    if completion.best_of not in (None, completion.n or 1):
+        raise unsupported("best_of", "all n answers are given; choose among them")
+    if completion.echo and completion.logprobs is not None:
+        raise unsupported("echo", "with logprobs: prompts are not computed again, so their log-probabilities are not known")
+    given: Any = completion.prompt
+    prompts = given if isinstance(given, list) and given and isinstance(given[0], (str, list)) else [given]
+    if not all(prompts):
         raise bad_request("prompt must not be empty.", param="prompt")
-    limit = completion.max_tokens if completion.max_tokens is not None else COMPLETION_MAX_TOKENS
-    text, tokens = (prompt, None) if isinstance(prompt, str) else (None, tuple(prompt))
-    return Ask(chat=False, text=text, tokens=tokens, max_tokens=limit, **_common(completion, seed))
+    common = _common(completion, seed, completion.logprobs)
+    if len(prompts) * common["n"] > MAX_CHOICES:
+        raise bad_request(f"Invalid value for prompt: {len(prompts)} prompts with n={common['n']} are over {MAX_CHOICES}.", param="prompt")
+    return Ask(
+        chat=False,
+        prompts=tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts),
+        echo=bool(completion.echo),
+        max_tokens=completion.max_tokens if completion.max_tokens is not None else COMPLETION_MAX_TOKENS,
+        **common,
+    )
 
 
-def parse_tokenize(body: bytes) -> tuple[str | None, tuple[dict[str, str], ...] | None]:
-    """A /tokenize body: (text, None) or (None, messages). Raises `ApiError`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeAsk:
+    """What to tokenise: `text`, or a conversation."""
+
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+def parse_tokenize(body: bytes) -> TokenizeAsk:
+    """A /tokenize body. Raises `ApiError`."""
     fields = _object(body)
-    _check_messages(fields, needed=False)
+    check_messages(fields, needed=False)
     asked = _validated(TokenizeBody, fields)
     if (asked.text is None) == (asked.messages is None):
         raise bad_request("give either text or messages.", param="text")
-    return asked.text, tuple(plain_messages(asked.messages)) if asked.messages is not None else None
+    tools = tuple(tool.model_dump(exclude_unset=True) for tool in asked.tools or ())
+    return TokenizeAsk(text=asked.text, messages=plain_messages(asked.messages or []), tools=tools)
 
 
-def _common(body: ChatBody | CompletionBody, seed: int) -> dict[str, Any]:
+def _common(body: ChatBody | CompletionBody, seed: int, logprobs: int | None) -> dict[str, Any]:
     """The fields both endpoints share, defaults filled in."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed when stream is true.", param="stream_options")
     stops = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     return {
+        "n": body.n or 1,
         "sampling": Sampling(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             top_k=body.top_k or 0,
             seed=(seed if body.seed is None else body.seed) % 2**64,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+            logprobs=logprobs,
         ),
         "stops": stops,
+        "stop_tokens": tuple(body.stop_token_ids or ()),
         "ignore_eos": bool(body.ignore_eos),
         "return_token_ids": bool(body.return_token_ids),
         "stream": bool(body.stream),
-        "cache_salt": body.cache_salt or "",
         "include_usage": body.stream_options is not None and bool(body.stream_options.include_usage),
+        "cache_salt": body.cache_salt or "",
+        "user": body.user or body.safety_identifier or "",
+        "session": body.prompt_cache_key or "",
+        "priority": body.priority or 0,
+        "timeout_s": body.timeout,
     }
 
 
-def _fields(body: bytes, model: str) -> dict[str, Any]:
-    """The JSON object of a generation request, its model and unsupported parameters checked."""
+def _fields(body: bytes, model: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The JSON object of a generation request, its model and the parameters that `kind` doesn't have checked."""
     fields = _object(body)
     asked = fields.get("model")
     if asked is None:
         raise bad_request("you must provide a model parameter.", param="model", code="missing_required_parameter")
     if isinstance(asked, str) and asked != model:
         raise model_not_found(asked, model)
-    check_supported(fields)
+    check_supported({name: value for name, value in fields.items() if name not in kind.model_fields})
     return fields
 
 
@@ -116,23 +167,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request("The request body must be a JSON object.", code="invalid_json")
     return value
-
-
-def _check_messages(fields: dict[str, Any], *, needed: bool = True) -> None:
-    """Say plainly what schema errors would say in riddles: no messages, tool messages, images."""
-    messages = fields.get("messages")
-    if messages == [] or (messages is None and needed):
-        raise bad_request("messages must hold at least one message.", param="messages", code="missing_required_parameter")
-    for at, message in enumerate(messages if isinstance(messages, list) else ()):
-        if not isinstance(message, dict):
-            continue
-        where = f"messages[{at}]"
-        if message.get("role") in ("tool", "function") or message.get("tool_calls"):
-            raise unsupported(where, "tool calls are not implemented")
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
-                raise unsupported(f"{where}.content", f"only text parts are understood, not {part['type'][:40]!r}")
 
 
 def _validated(kind: type[B], fields: dict[str, Any]) -> B:
@@ -158,11 +192,13 @@ def _schema_error(error: ValidationError) -> ApiError:
 
 
 def _spell(detail: ErrorDetails) -> str:
-    """`messages[0].content` from a location, leaving out pydantic's names of union branches."""
+    """`messages[0].content` from a location, leaving out pydantic's names of union branches, and what the caller chose as a name."""
     spelled = str(detail["loc"][0])
+    if spelled == "logit_bias":
+        return spelled
     for step in detail["loc"][1:]:
         if isinstance(step, int):
             spelled += f"[{step}]"
-        elif step.isidentifier() and step not in ("str", "int", "float", "bool"):
+        elif step.isidentifier() and step not in ("str", "int", "float", "bool", "NamedTool"):
             spelled += f".{step}"
     return spelled

@@ -2,53 +2,68 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+
+from kvpool.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from router.api.messages import MAX_TOOLS, Message, Strict, Tool
 
 MAX_STOPS = 4
-MAX_SALT_CHARS = 256
+MAX_STOP_TOKENS = 64
+MAX_LABEL_CHARS = 256
 MAX_STOP_CHARS = 256
+MAX_CHOICES = 64
+"""Answers to one request: prompts times `n`."""
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 _Token = Annotated[int, Field(ge=0)]
+_Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_TokenText = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
-class TextPart(_Strict):
-    """One text part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-
-class _Generation(_Strict):
+class _Generation(Strict):
     model: str
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: Annotated[dict[_TokenText, _Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[_Token], Field(max_length=MAX_STOP_TOKENS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)] | None = None
+    user: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
+    priority: int | None = Field(None, ge=-1000, le=1000)
+    timeout: float | None = Field(None, gt=0)
+
+
+class NamedFunction(Strict):
+    """The name of a tool's function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(_Generation):
@@ -56,28 +71,28 @@ class ChatBody(_Generation):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(_Generation):
     """POST /v1/completions."""
 
     prompt: str | list[_Token] | list[str] | list[list[_Token]]
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1)
 
 
-class TokenizeBody(_Strict):
-    """POST /tokenize: one of the two."""
+class TokenizeBody(Strict):
+    """POST /tokenize: one of the two; `tools` go with messages."""
 
     text: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-
-
-def plain_messages(messages: list[Message]) -> list[dict[str, str]]:
-    """Messages as a chat template takes them: text parts joined, `developer` (the newer name of `system`) as `system`."""
-    plain = []
-    for message in messages:
-        content = message.content if isinstance(message.content, str) else "\n".join(part.text for part in message.content)
-        plain.append({"role": "system" if message.role == "developer" else message.role, "content": content})
-    return plain
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
 
 def extras(body: BaseModel) -> dict[str, Any]:

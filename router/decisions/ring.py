@@ -90,7 +90,9 @@ class Decisions:
             job.dropped += 1
         else:
             kept, left_out = _bounded(ranking, chosen)
-            job.notes.append(Note(at_ns=self._clock.now_ns(), role=role, ask=ask, ranking=kept, chosen=chosen, left_out=left_out))
+            job.notes.append(
+                Note(at_ns=self._clock.now_ns(), role=role, ask=ask._replace(pending=()), ranking=kept, chosen=chosen, left_out=left_out)
+            )
 
     def ended(self, job_id: str, trace: Trace) -> None:
         """`job_id` is over, however it ended."""

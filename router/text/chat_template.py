@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -50,20 +51,23 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = strftime_now
         self._special_tokens = dict(special_tokens)
+        self.source = source
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
+            """Whether it reads `tools`; one that doesn't would leave them out silently."""
         except TemplateSyntaxError as error:
             raise ConfigError(f"the model's chat template is not valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt text for `messages` (`role`, `content`), open for the assistant's answer.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt text for `messages` (`role`, `content`, ...) and `tools`, open for the assistant's answer.
 
         Raises `ConfigError` when the template refuses the conversation; the message is the template's own.
         """
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,

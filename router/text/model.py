@@ -13,6 +13,8 @@ from tokenizers import Tokenizer
 from kvpool.errors import ConfigError
 from router.text.chat_template import ChatTemplate
 from router.text.detokenizer import Detokenizer
+from router.text.spelling import Spelling
+from router.text.tool_calls import OPEN
 
 
 class TextModel:
@@ -30,6 +32,7 @@ class TextModel:
         self._tokenizer = tokenizer
         self._template = template
         added = tokenizer.get_added_tokens_decoder()
+        self._spelling = Spelling(tokenizer)
         self._special = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
@@ -58,11 +61,24 @@ class TextModel:
             stop_tokens=_stop_tokens(tokenizer, config, generation, special),
         )
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    @property
+    def tools_refused(self) -> str | None:
+        """Why tools can't be used with this model; None when they can."""
+        if self._template is None or not self._template.takes_tools:
+            return f"the chat template of {self.name} takes no tools"
+        if OPEN not in self._template.source:
+            return f"the chat template of {self.name} asks for tool calls in a form other than {OPEN}, which is the one read here"
+        return None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The prompt text of a conversation; raises `ConfigError` when the model has no chat template or refuses it."""
         if self._template is None:
             raise ConfigError(f"model {self.name} has no chat template; use /v1/completions")
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
+
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """One token by itself: its text, in which broken characters are U+FFFD, and its bytes."""
+        return self._spelling.of(token)
 
     def encode(self, text: str, *, rendered: bool) -> tuple[int, ...]:
         """Token ids of `text`; a `rendered` conversation already spells its special tokens. Releases the GIL for long texts."""

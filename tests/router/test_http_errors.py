@@ -81,7 +81,7 @@ async def test_requests_that_can_not_be_served_reach_no_worker(model: TextModel)
         assert error_of(await s.chat(messages=[]), 400)["param"] == "messages"
         assert error_of(await s.chat(max_tokens=-1), 400)["param"] == "max_tokens"
         assert error_of(await s.chat(temperature=9), 400)["param"] == "temperature"
-        assert error_of(await s.chat(n=2), 400)["code"] == "unsupported_parameter"
+        assert error_of(await s.chat(min_p=0.5), 400)["code"] == "unsupported_parameter"
         assert error_of(await s.chat(stream=True, stop=[""]), 400)["param"] == "stop[0]"
         assert s.decode.calls == []
         assert s.running.services.in_flight == 0
@@ -237,7 +237,7 @@ async def test_metrics_count_what_happened(model: TextModel) -> None:
     """One request that went well and one that was refused."""
     async with stage(model) as s:
         await s.chat()
-        await s.chat(n=2)
+        await s.chat(min_p=0.5)
         await until(lambda: b'outcome="rejected"} 1.0' in s.running.services.metrics.render())
         text = (await s.http.get("/metrics")).text
         prompt = len(model.encode(model.render(USER), rendered=True))

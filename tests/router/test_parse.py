@@ -7,7 +7,7 @@ import pytest
 
 from kvpool.request import Sampling
 from router.api.errors import ApiError
-from router.api.parse import Ask, parse_chat, parse_completion, parse_tokenize
+from router.api.parse import Ask, TokenizeAsk, parse_chat, parse_completion, parse_tokenize
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -63,16 +63,22 @@ def test_messages_become_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "tokens"),
-    [("hi", "hi", None), (["hi"], "hi", None), ([1, 2, 3], None, (1, 2, 3)), ([[1, 2, 3]], None, (1, 2, 3))],
+    ("prompt", "prompts"),
+    [
+        ("hi", ("hi",)),
+        (["hi"], ("hi",)),
+        ([1, 2, 3], ((1, 2, 3),)),
+        ([[1, 2, 3]], ((1, 2, 3),)),
+        (["a", "b"], ("a", "b")),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
 )
-def test_prompt_is_text_or_tokens(prompt: Any, text: str | None, tokens: tuple[int, ...] | None) -> None:
+def test_prompt_is_text_or_tokens_or_several(prompt: Any, prompts: tuple[Any, ...]) -> None:
     """OpenAI allows four spellings; a list of one is one."""
-    ask = _completion(prompt=prompt)
-    assert (ask.text, ask.tokens) == (text, tokens)
+    assert _completion(prompt=prompt).prompts == prompts
 
 
-@pytest.mark.parametrize("prompt", ["", [], [""], [[]]])
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[1], []]])
 def test_empty_prompt_is_refused(prompt: Any) -> None:
     """There is nothing to continue."""
     with pytest.raises(ApiError) as caught:
@@ -80,12 +86,13 @@ def test_empty_prompt_is_refused(prompt: Any) -> None:
     assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_several_prompts_are_refused_as_unsupported(prompt: Any) -> None:
-    """One answer per request; silently taking the first would be wrong."""
-    with pytest.raises(ApiError) as caught:
-        _completion(prompt=prompt)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "prompt")
+def test_answers_to_one_request_are_bounded() -> None:
+    """By `n` alone, and by prompts times `n`."""
+    assert _completion(prompt=["a"] * 8, n=8).n == 8
+    for fields, param in (({"n": 65}, "n"), ({"prompt": ["a"] * 9, "n": 8}, "prompt")):
+        with pytest.raises(ApiError) as caught:
+            _completion(**fields)
+        assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("prompt", [[-1], [True], [1.5], ["a", 1], {"a": 1}, 5, [None]])
@@ -127,6 +134,22 @@ def test_prompt_of_another_kind_is_refused(prompt: Any) -> None:
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
         ({"messages": [*USER, {"role": "user", "content": None}]}, "messages[1].content"),
         ({"messages": [5]}, "messages[0]"),
+        ({"n": 0}, "n"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"timeout": 0}, "timeout"),
+        ({"priority": 1.5}, "priority"),
+        ({"user": 5}, "user"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
         ({"model": None}, "model"),
         ({"model": 5}, "model"),
     ],
@@ -141,22 +164,18 @@ def test_bad_value_is_refused_by_name(fields: dict[str, Any], param: str) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
         ("best_of", 2),
-        ("logprobs", True),
-        ("logprobs", 0),
-        ("top_logprobs", 3),
         ("echo", True),
         ("suffix", "end"),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"50256": -100}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
         ("repetition_penalty", 1.1),
         ("min_p", 0.1),
-        ("stop_token_ids", [5]),
+        ("guided_json", {}),
+        ("reasoning_effort", "high"),
     ],
 )
 def test_parameter_that_would_change_the_answer_is_refused(name: str, value: Any) -> None:
@@ -170,8 +189,9 @@ def test_parameter_that_would_change_the_answer_is_refused(name: str, value: Any
     "fields",
     [
         {"n": 1, "logprobs": False, "echo": False, "suffix": None, "best_of": 1, "tools": [], "tool_choice": "none"},
+        {"parallel_tool_calls": True, "reasoning_effort": "none", "skip_special_tokens": True},
         {"response_format": {"type": "text"}, "logit_bias": {}, "presence_penalty": 0.0, "frequency_penalty": 0},
-        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "no_such_field": [1, 2]},
+        {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "no_such_field": [1, 2]},
         {"stream": None, "stop": None, "temperature": None, "max_tokens": None, "stop_token_ids": []},
     ],
 )
@@ -189,13 +209,71 @@ def test_message_parts_other_than_text_are_unsupported(part: dict[str, Any]) -> 
     assert (error.code, error.param) == ("unsupported_parameter", "messages[0].content")
 
 
-@pytest.mark.parametrize(
-    "message",
-    [{"role": "tool", "content": "5", "tool_call_id": "x"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}],
-)
-def test_tool_messages_are_unsupported(message: dict[str, Any]) -> None:
+def test_parameters_of_the_other_endpoint_are_refused() -> None:
+    """A completion has no tools; what it would have to do with them nobody knows."""
+    for name, value in (("tools", [{"type": "function", "function": {"name": "f"}}]), ("top_logprobs", 3), ("tool_choice", "required")):
+        with pytest.raises(ApiError) as caught:
+            _completion(**{name: value})
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
+
+
+def test_completion_refuses_what_it_can_not_compute() -> None:
+    """More answers than are given, and log-probabilities of a prompt that is not computed again."""
+    for fields, param in (({"best_of": 3}, "best_of"), ({"n": 2, "best_of": 3}, "best_of"), ({"echo": True, "logprobs": 0}, "echo")):
+        with pytest.raises(ApiError) as caught:
+            _completion(**fields)
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+    assert _completion(n=2, best_of=2, echo=True).n == 2
+
+
+def test_logprobs_are_spelled_differently_by_endpoint() -> None:
+    """A boolean and a number for chat, one number for completions; 0 is not none."""
+    assert _chat(logprobs=True).sampling.logprobs == 0
+    assert _chat(logprobs=True, top_logprobs=5).sampling.logprobs == 5
+    assert _chat(logprobs=False).sampling.logprobs is None
+    assert _completion(logprobs=0).sampling.logprobs == 0
+    assert _completion().sampling.logprobs is None
+
+
+def test_what_shapes_the_draw_reaches_the_sampling() -> None:
+    """Biases by token id, penalties, stop tokens."""
+    ask = _chat(presence_penalty=0.5, frequency_penalty=-1, logit_bias={"7": -100, "8": 1.5}, stop_token_ids=[3, 4], n=3)
+    assert (ask.sampling.presence_penalty, ask.sampling.frequency_penalty) == (0.5, -1.0)
+    assert ask.sampling.logit_bias == ((7, -100.0), (8, 1.5))
+    assert (ask.stop_tokens, ask.n) == ((3, 4), 3)
+
+
+def test_what_a_caller_says_of_itself_is_taken() -> None:
+    """For fairness, affinity and order; the newer names of OpenAI's fields too."""
+    ask = _chat(user="u", prompt_cache_key="s", priority=-3, timeout=2.5)
+    assert (ask.user, ask.session, ask.priority, ask.timeout_s) == ("u", "s", -3, 2.5)
+    assert _chat(safety_identifier="v").user == "v"
+    assert _chat(user="").user == ""
+
+
+def test_tools_and_tool_messages_become_plain() -> None:
+    """Templates take arguments as objects, and only the fields that were given."""
+    function = {"name": "weather", "parameters": {"type": "object"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
+    ask = _chat(tools=[{"type": "function", "function": function}], messages=[*USER, {"role": "assistant", "tool_calls": [call]}, result])
+    assert ask.tools == ({"type": "function", "function": function},)
+    assert ask.messages[1]["content"] == ""
+    assert ask.messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert ask.messages[2] == result
+    assert _chat(tools=[{"type": "function", "function": function}], tool_choice="none").tools == ()
+    assert not _chat(parallel_tool_calls=False).parallel_tool_calls
+    error = _refused(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}])
+    assert error.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_older_form_of_calls_is_unsupported() -> None:
     """Dropping them would change what the model sees."""
-    assert _refused(messages=[*USER, message]).code == "unsupported_parameter"
+    for message in (
+        {"role": "function", "name": "f", "content": "5"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+    ):
+        assert _refused(messages=[*USER, message]).code == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(
@@ -231,8 +309,8 @@ def test_missing_fields_are_named() -> None:
 
 def test_tokenize_takes_text_or_messages() -> None:
     """Exactly one of them."""
-    assert parse_tokenize(b'{"text": "x"}') == ("x", None)
-    assert parse_tokenize(json.dumps({"messages": USER}).encode()) == (None, tuple(USER))
+    assert parse_tokenize(b'{"text": "x"}') == TokenizeAsk(text="x")
+    assert parse_tokenize(json.dumps({"messages": USER}).encode()) == TokenizeAsk(messages=tuple(USER))
     for body in (b"{}", json.dumps({"text": "x", "messages": USER}).encode(), b'{"text": 5}', b'{"messages": []}'):
         with pytest.raises(ApiError) as caught:
             parse_tokenize(body)
