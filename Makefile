@@ -26,8 +26,8 @@ install: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/kvpool demo
 
-# Rooms whose tests bear company are tested by two processes at once, those of whole clusters undisturbed.
-ALONGSIDE := $(addprefix tests/,bench block cli policy pool router security sim tier transport wire)
+# Rooms whose tests mostly wait or bear company are tested by two processes at once, those that compute on a model undisturbed.
+ALONGSIDE := $(addprefix tests/,bench block cli client cluster hosts node policy pool router security sim tier transport wire)
 test: lint $(RAY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ALONGSIDE)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(ALONGSIDE))

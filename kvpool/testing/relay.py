@@ -1,6 +1,8 @@
 """A TCP relay between a client and a server that a test can freeze, cut and mend: a network fault without a network."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Relay:
@@ -41,33 +43,47 @@ class Relay:
     async def stop(self) -> None:
         """Close everything."""
         self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
+        while self._tasks:  # a connection taken a moment ago has its task begin only now
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self.connections += 1
-        if self._cut:
+        with self._open(writer):
+            if self._cut:
+                writer.transport.abort()
+                return
+            await self._flows.wait()
+            there, onward = await asyncio.open_connection(self._host, int(self._port))
+            with self._open(onward):
+                await asyncio.gather(self._pump(reader, onward), self._pump(there, writer))
+
+    @contextmanager
+    def _open(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Count the connection behind `writer` among those that can be cut; close it at the end."""
+        self._writers.add(writer)
+        try:
+            yield
+        except (ConnectionError, asyncio.CancelledError):
             writer.transport.abort()
-            return
-        await self._flows.wait()
-        there, onward = await asyncio.open_connection(self._host, int(self._port))
-        for task in (asyncio.create_task(self._pump(reader, onward)), asyncio.create_task(self._pump(there, writer))):
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        finally:
+            self._writers.discard(writer)
+            writer.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         try:
             while data := await reader.read(1 << 16):
                 await self._flows.wait()
                 writer.write(data)
                 await writer.drain()
-        except ConnectionError:
-            return  # the other direction sees it too
         finally:
-            self._writers.discard(writer)
             writer.close()
