@@ -12,19 +12,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvpool.block import BlockKey
+from kvpool.policy.prefix.lanes import holders_of, ones
 
 CHUNK_KEYS: Final = 128
 
 
 class Chunk:
-    """Consecutive keys of one chain. Never without keys; compared by identity."""
+    """Consecutive keys of one chain, compared by identity. `parent`: under which key the index finds it as what follows."""
 
-    __slots__ = ("ends", "keys", "states")
+    __slots__ = ("ends", "keys", "parent", "states")
 
     def __init__(self, keys: list[BlockKey], state: int) -> None:
         self.keys = keys
         self.ends = [len(keys)]
         self.states = [state]
+        self.parent: BlockKey | None = None
 
     def find(self, key: BlockKey) -> int:
         """Where `key`, which is one of this chunk's, stands."""
@@ -56,6 +58,21 @@ class Chunk:
         else:
             self.ends.append(len(self.keys))
             self.states.append(state)
+
+    def take(self, before: "Chunk", after: "Chunk") -> None:
+        """Become `before` and then `after`; this is one of the two."""
+        size = len(before.keys)
+        ends = before.ends + [size + end for end in after.ends]
+        states = before.states + after.states
+        self.keys, self.ends, self.states = before.keys + after.keys, ends, states
+        self._join(1, len(states))
+
+    def holders(self) -> int:
+        """1 in the byte of everybody who holds any of it."""
+        union = 0
+        for state in self.states:
+            union |= state
+        return holders_of(union, ones(union.bit_length() + 7 >> 3))
 
     def change(self, low: int, high: int, mine: int, clear: int, put: int) -> int:
         """Take `clear` from, then add `put` to, the states of keys [low, high). Both are bits of the holder's byte `mine`.

@@ -4,8 +4,8 @@ Theory. One dict leads from each key to the chunk (chunk.py) that it stands in; 
 matched chunk by chunk: one look-up and one comparison for up to 128 blocks, because a key names all before it. What a holder says
 changes runs of chunks, not keys, so a prefix that a thousand workers share costs its keys once.
 
-A key enters a chunk only behind its predecessor, or begins a new one, and never moves. So a walk along a chain enters each chunk where it
-left the one before, holes or not: a key in the middle of a chunk is reached only through those before it.
+A key enters a chunk behind its predecessor, or begins a new one, and stays behind its predecessor. So a walk along a chain enters each
+chunk at its first key, holes or not. Blocks may be told of in any order: two short chunks of which one follows the other become one.
 
 Nothing here is trusted, only preferred, so the index may forget at will. It keeps `holder_keys` keys for each holder; beyond that the part
 of a chain that was longest not told of leaves, its tail first: a prefix without its head is worth nothing. Keys that nobody holds any more
@@ -19,9 +19,9 @@ from typing import Final, Generic, TypeVar
 
 from kvpool.block import BlockKey
 from kvpool.policy.prefix.chunk import CHUNK_KEYS, Chunk
-from kvpool.policy.prefix.lanes import bit_of, lane
+from kvpool.policy.prefix.credit import Credit
+from kvpool.policy.prefix.lanes import bit_of, lane, slots_of
 from kvpool.policy.prefix.match import Match
-from kvpool.policy.prefix.trust import Trust
 
 H = TypeVar("H", bound=Hashable)
 
@@ -51,17 +51,22 @@ class PrefixIndex(Generic[H]):
             raise ValueError("holder_keys must be at least 1")
         self._limit = holder_keys
         self._chunks: dict[BlockKey, Chunk] = {}
+        self._behind: dict[BlockKey, Chunk] = {}  # by the key before its first one, where that is known
         self._holdings: dict[H, _Holding] = {}
         self._slots: dict[H, int] = {}
         self._holders: list[H] = []
         self._free: list[int] = []
-        self._trust: Trust[H] = Trust()
+        self._credit: Credit[H] = Credit()
         self.dropped = 0
         """Keys that were given up for want of room, over all holders."""
 
     def __len__(self) -> int:
         """Distinct keys."""
         return len(self._chunks)
+
+    def pieces(self) -> int:
+        """How many chunks the keys are in. O(keys)."""
+        return len(set(self._chunks.values()))
 
     def held(self, holder: H) -> int:
         """Keys that are kept for `holder`."""
@@ -76,6 +81,7 @@ class PrefixIndex(Generic[H]):
         """`holder` has the consecutive blocks `keys` of a chain on `tier`: as well as elsewhere, or with `moved` only there.
 
         `parent` is the key before the first of them, if known; without it `keys` are matched all the same, but less compactly kept.
+        Raises `ValueError` for an unknown tier.
         """
         holding = self._holding(holder)
         keys = keys if len(keys) <= self._limit else keys[: self._limit]
@@ -89,7 +95,8 @@ class PrefixIndex(Generic[H]):
         while position < len(keys):
             chunk = get(keys[position])
             if chunk is None:
-                position, before = self._add(holding, keys, position, put, before, told)
+                back = keys[position - 1] if position else parent
+                position, before = self._add(holding, keys, position, put, before, back, told)
                 continue
             start = chunk.find(keys[position])
             size = chunk.common(start, keys, position)
@@ -98,7 +105,8 @@ class PrefixIndex(Generic[H]):
             position += size
             before = chunk if start + size == len(chunk.keys) else None
         for chunk in reversed(told):
-            holding.chunks.move_to_end(chunk)
+            if chunk in holding.chunks:  # it may have been joined to another
+                holding.chunks.move_to_end(chunk)
         if holding.keys > self._limit:
             self._shrink(holding)
 
@@ -136,7 +144,7 @@ class PrefixIndex(Generic[H]):
 
     def forget(self, holder: H) -> None:
         """`holder` is gone for good, and so is what was proved about it."""
-        self._trust.forget(holder)
+        self._credit.forget(holder)
         if holder in self._holdings:
             self.cleared(holder)
             del self._holdings[holder]
@@ -181,15 +189,15 @@ class PrefixIndex(Generic[H]):
 
     def proved(self, holder: H, claimed: int, found: int) -> None:
         """A request that was sent to `holder` when this index said it had `claimed` leading blocks of it found `found` there."""
-        self._trust.prove(holder, claimed, found)
+        self._credit.prove(holder, claimed, found)
 
-    def trust(self, holder: H) -> float:
-        """How far `holder` is believed, 0 to 1 (trust.py)."""
-        return self._trust.of(holder)
+    def credit(self, holder: H) -> float:
+        """How far `holder` is believed, 0 to 1 (credit.py)."""
+        return self._credit.of(holder)
 
     def credited(self, holder: H, blocks: int) -> int:
         """`blocks` that `holder` is said to have, less what it isn't believed."""
-        return int(blocks * self._trust.of(holder))
+        return int(blocks * self._credit.of(holder))
 
     def _holding(self, holder: H) -> _Holding:
         holding = self._holdings.get(holder)
@@ -205,26 +213,57 @@ class PrefixIndex(Generic[H]):
         return holding
 
     def _add(
-        self, holding: _Holding, keys: Sequence[BlockKey], position: int, state: int, before: Chunk | None, told: list[Chunk]
+        self,
+        holding: _Holding,
+        keys: Sequence[BlockKey],
+        position: int,
+        state: int,
+        before: Chunk | None,
+        parent: BlockKey | None,
+        told: list[Chunk],
     ) -> tuple[int, Chunk | None]:
-        """Enter the unknown keys from `position` up to the next known one; where that is, and the chunk that ends before it."""
+        """Enter the unknown keys from `position`, behind `parent`, up to the next known one; where that is, and the chunk that ends there.
+
+        `before`: the chunk whose last key is `parent`.
+        """
         rest = keys[position:]
         end = position + next(compress(count(), map(self._chunks.__contains__, rest)), len(rest))
         while position < end:
             room = CHUNK_KEYS - len(before.keys) if before is not None else 0
-            if before is not None and room > 0:
-                part = keys[position : min(end, position + room)]
+            part = keys[position : min(end, position + (room or CHUNK_KEYS))]
+            if before is not None and room:
                 before.append(part, state)
-                if not told or told[-1] is not before:
-                    told.append(before)
             else:
-                part = keys[position : min(end, position + CHUNK_KEYS)]
                 before = Chunk(list(part), state)
-                told.append(before)
+                if parent is not None and self._behind.setdefault(parent, before) is before:
+                    before.parent = parent
             self._chunks.update(dict.fromkeys(part, before))
             self._gain(holding, before, len(part))
-            position += len(part)
-        return position, before
+            position, parent = position + len(part), part[-1]
+            if parent in self._behind:
+                before = self._join(before, self._behind[parent])
+            if not told or told[-1] is not before:
+                told.append(before)
+        return position, before if before is not None and before.keys[-1] == parent else None
+
+    def _join(self, before: Chunk, after: Chunk) -> Chunk:
+        """Make one chunk of `before` and `after`, which follows it, if they are short enough; the one that `before`'s keys are in then."""
+        if len(before.keys) + len(after.keys) > CHUNK_KEYS or before is after:
+            return before
+        del self._behind[before.keys[-1]]
+        if len(before.keys) < len(after.keys):
+            kept, gone = after, before
+            kept.parent = before.parent
+            if before.parent is not None:
+                self._behind[before.parent] = kept
+        else:
+            kept, gone = before, after
+        self._chunks.update(dict.fromkeys(gone.keys, kept))
+        for slot in slots_of(gone.holders()):
+            chunks = self._holdings[self._holders[slot]].chunks
+            chunks[kept] = chunks.get(kept, 0) + chunks.pop(gone)
+        kept.take(before, after)
+        return kept
 
     def _gain(self, holding: _Holding, chunk: Chunk, keys: int) -> None:
         """`holding` has `keys` more (or less) in `chunk`."""
@@ -244,6 +283,8 @@ class PrefixIndex(Generic[H]):
         """Forget the keys at the end of `chunk` that nobody holds."""
         for key in chunk.trim():
             del self._chunks[key]
+        if not chunk.keys and chunk.parent is not None:
+            del self._behind[chunk.parent]
 
     def _shrink(self, holding: _Holding) -> None:
         """Give up what was longest not told of, tails first, until `holding` is within its bound."""

@@ -75,19 +75,21 @@ class Match(Generic[H]):
             start = end
         return counts[0], counts[1], counts[2]
 
-    def together(self, near: Iterable[H], far: Iterable[H]) -> Reach:
-        """The leading blocks that `near` and `far` have between them: what a worker near the former can load."""
+    def together(self, near: Iterable[H], far: Iterable[H], after: int = 0) -> Reach:
+        """The leading blocks behind the first `after` that `near` and `far` have between them: what a worker near the former can load."""
         close, all_far = self._lanes(near), self._lanes(far)
         dram, gpu, below = bit_of(DRAM), bit_of(BESIDE), bit_of(BELOW)
         places = [close * dram, close * gpu, all_far * dram, all_far * gpu, close * below, all_far * below]
-        counts, start = [0] * len(places), 0
+        counts, start = [0] * len(places), after
         for end, state in self._runs:
+            if end <= after:
+                continue
             place = next((i for i, mask in enumerate(places) if state & mask), None)
             if place is None:
                 break
             counts[place] += end - start
             start = end
-        return Reach(start, *counts)
+        return Reach(start - after, *counts)
 
     def _lanes(self, holders: Iterable[H]) -> int:
         lanes = 0

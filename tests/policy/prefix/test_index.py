@@ -98,6 +98,41 @@ def test_index_agrees_with_a_plain_table(
     assert len(index) == 0
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(40)), st.integers(0, 39), st.lists(st.integers(0, 3), min_size=40, max_size=40))
+def test_blocks_may_be_told_of_one_by_one_in_any_order(order: list[int], known: int, branches: list[int]) -> None:
+    """A snapshot comes in the order of a node's table, children before parents and chains mixed."""
+    index: PrefixIndex[str] = PrefixIndex()
+    table = Table()
+    keys = TREE[0][110:150]
+    for holder, tier in (("a", DRAM), ("b", BESIDE)):
+        for i in order:
+            if holder == "b" and i > known:
+                continue
+            chains = [keys, TREE[1][110:150], TREE[2][110:150], TREE[0][110:150]][branches[i]]
+            index.stored(holder, chains[i : i + 1], tier, parent=chains[i - 1] if i else TREE[0][109], moved=True)
+            table.bits[holder][chains[i]] = {tier}
+    for which in TREE[:3]:
+        match = index.match(which[110:150])
+        assert {holder: match.tiers(holder) for holder in HOLDERS} == {h: table.tiers(h, which[110:150]) for h in HOLDERS}
+    for holder in HOLDERS:
+        assert index.held(holder) == len(table.bits[holder])
+        index.forget(holder)
+    assert len(index) == 0
+
+
+def test_chain_told_of_backwards_becomes_whole() -> None:
+    """Joining what follows keeps a match short: one stretch, however the blocks came."""
+    index: PrefixIndex[str] = PrefixIndex()
+    for i in reversed(range(100)):
+        index.stored("a", TREE[0][i : i + 1], DRAM, parent=TREE[0][i - 1] if i else None)
+    assert index.pieces() == 1
+    index.stored("b", TREE[0][:50], DRAM)
+    index.removed("a", TREE[0][30:100][::-1])
+    assert index.match(TREE[0]).leading() == {"a": 30, "b": 50}
+    assert len(index) == 50
+
+
 def test_tiers_and_nearness_are_told_apart() -> None:
     """A router prices a block in the GPU, one in memory near or far, and one on a disk differently."""
     index: PrefixIndex[str] = PrefixIndex()
@@ -111,6 +146,7 @@ def test_tiers_and_nearness_are_told_apart() -> None:
     assert match.leading() == {"a": 4, "c": 10}
     reach = match.together(near=["a"], far=["b", "c"])
     assert reach == (10, 4, 0, 4, 0, 0, 2)
+    assert match.together(near=["a"], far=["b", "c"], after=3) == (7, 1, 0, 4, 0, 0, 2)
     assert index.match(keys).together(near=["b"], far=["unknown"]).blocks == 0
 
 
@@ -149,7 +185,7 @@ def test_holder_that_lies_loses_its_credit_and_regains_it_by_proof() -> None:
     assert index.credited("a", 160) >= 150
     index.proved("a", 0, 0)
     index.forget("a")
-    assert index.trust("a") == 1.0
+    assert index.credit("a") == 1.0
 
 
 def test_index_without_room_and_unknown_tiers_are_refused() -> None:

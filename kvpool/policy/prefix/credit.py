@@ -14,7 +14,7 @@ LOSS: Final = 1 / 2
 GAIN: Final = 1 / 8
 
 
-class Trust(Generic[H]):
+class Credit(Generic[H]):
     """A number from 0 to 1 for each holder, 1 until something else is proved."""
 
     def __init__(self) -> None:
@@ -29,8 +29,8 @@ class Trust(Generic[H]):
         if claimed <= 0:
             return
         kept = 1.0 if found >= max(1, claimed - 1) else max(0, found) / claimed
-        trust = self.of(holder)
-        self._of[holder] = trust + (LOSS if kept < trust else GAIN) * (kept - trust)
+        credit = self.of(holder)
+        self._of[holder] = credit + (LOSS if kept < credit else GAIN) * (kept - credit)
 
     def forget(self, holder: H) -> None:
         """`holder` is gone."""
