@@ -1,0 +1,1 @@
+"""WHAT would have happened: recorded and public traces, and a simulated cluster that runs production's own decisions over them."""

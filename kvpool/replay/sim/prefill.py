@@ -1,0 +1,95 @@
+"""One prefill node: jobs whose KV has come, computed chunk by chunk in the order that its engine keeps.
+
+* arrival: one after the other, as they were sent;
+* shared: a chunk each, round and round;
+* shortest: the chunk of the job that is nearest its end, less `aging` seconds for every second since its arrival. What is left of a job
+  changes only while it runs, so the order of the others is fixed by (what is left + aging x arrival), and a long job is passed only by
+  those that come within (what is left / aging) seconds.
+"""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from kvpool.policy.routing import Ask, Load, Scored, WorkerOrder
+from kvpool.replay.sim.request import Fate
+from kvpool.replay.sim.world import World
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on its prefill node. `done` tokens of the prompt have KV there; loads and times as they came about."""
+
+    fate: Fate
+    ask: Ask
+    scored: Scored
+    routed_s: float
+    done: int = 0
+    context: int = -1
+    """Tokens that it began with; -1: it hasn't begun."""
+    began_s: float = 0.0
+    compute_s: float = 0.0
+    setup_s: float = 0.0
+    """To load its adapter, before its first chunk."""
+    waits: bool = False
+    loads: list[Load] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> int:
+        """Its tokens."""
+        return self.fate.request.prompt_tokens
+
+
+class PrefillNode:
+    """The jobs that are ready here. `busy_s` is all the time it has computed."""
+
+    def __init__(self, world: World, order: WorkerOrder, aging: float) -> None:
+        self._world = world
+        self._order = order
+        self._aging = aging
+        self._ready: list[tuple[float, int, Job]] = []
+        self._serial = 0
+        self.running: Job | None = None
+        self.busy_s = 0.0
+
+    def add(self, job: Job) -> None:
+        """`job` has its KV and may run. Its context need not be final yet."""
+        self._serial += 1
+        heappush(self._ready, (self._rank(job), self._serial, job))
+
+    def next(self) -> Job | None:
+        """The job whose chunk is next, taken out; None while one runs or none is ready."""
+        if self.running is not None or not self._ready:
+            return None
+        self.running = heappop(self._ready)[2]
+        return self.running
+
+    def chunk(self, job: Job) -> tuple[int, float]:
+        """How many tokens `job` computes now, and the seconds that takes."""
+        left = job.prompt - job.done
+        tokens = left if self._order is WorkerOrder.ARRIVAL else min(left, self._world.chunk_tokens)
+        seconds = self._world.prefill_s(tokens, job.done)
+        if job.done == job.context:
+            seconds = max(seconds, job.context * self._world.token_bytes / self._world.host_to_device)  # layer by layer, both at once
+            return tokens, seconds + job.setup_s
+        return tokens, seconds
+
+    def ran(self, tokens: int, seconds: float) -> bool:
+        """The running job's chunk is through; True when it was its last."""
+        job = self.running
+        assert job is not None
+        self.running = None
+        self.busy_s += seconds
+        job.done += tokens
+        job.compute_s += seconds - (job.setup_s if job.done == job.context + tokens else 0.0)
+        if job.done == job.prompt:
+            return True
+        self.add(job)
+        return False
+
+    def _rank(self, job: Job) -> float:
+        if self._order is WorkerOrder.ARRIVAL:
+            return job.routed_s
+        if self._order is WorkerOrder.SHARED:
+            return self._serial
+        left = self._world.prefill_s(job.prompt - job.done, job.done)
+        return left + self._aging * job.fate.request.arrived_s
