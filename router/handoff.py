@@ -7,10 +7,10 @@ meant for the one that is idle now. When it begins the choice is made again, wit
 
 from contextlib import ExitStack
 
-from kvpool.policy.placement import NodeState, node_from_info
+from kvpool.policy.placement import NodeState
 from kvpool.request import MAX_HAND_OFF
 from router.fleet import Fleet
-from router.pool import PoolView
+from router.pool import PoolView, placed_nodes
 from router.worker import Worker
 
 
@@ -21,9 +21,7 @@ def nodes_beside(view: PoolView, source: str, target: str) -> tuple[str, ...]:
     """
     if target in ("", source) or not view.config.near_copies:
         return ()
-    ill = view.quarantined()
-    nodes = sorted(node_from_info(m.id, m.info, quarantined=m.identity in ill) for m in view.members("node"))
-    return tuple(node.id for node in nodes if node.host == target and node.state is NodeState.ACTIVE)[:MAX_HAND_OFF]
+    return tuple(node.id for node in placed_nodes(view) if node.host == target and node.state is NodeState.ACTIVE)[:MAX_HAND_OFF]
 
 
 class Planned:

@@ -5,7 +5,7 @@ then for what it lacks, or when it fails, the next. No data path is opened.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvpool.block import BlockKey
@@ -14,7 +14,8 @@ from kvpool.cluster import Member
 from kvpool.cluster.config import ClusterConfig
 from kvpool.cluster.member import Identity
 from kvpool.errors import RemoteError
-from kvpool.policy.placement import node_from_info
+from kvpool.policy.placement import PlacedNode, node_from_info
+from router.nodes import NodeLinks
 
 ROUNDS = 3
 """Nodes that are asked for one block at most."""
@@ -49,12 +50,20 @@ class NodePort(Protocol):
         ...
 
 
-class _Link:
-    """A connection and how many calls are using it."""
+def placed_nodes(view: PoolView) -> list[PlacedNode]:
+    """The live nodes as placement sees them, by id."""
+    ill = view.quarantined()
+    return sorted(node_from_info(m.id, m.info, quarantined=m.identity in ill) for m in view.members("node"))
 
-    def __init__(self, port: NodePort) -> None:
-        self.port = port
-        self.users = 0
+
+def orders_of(view: PoolView, keys: Sequence[BlockKey], block_tokens: int) -> list[tuple[str, ...]]:
+    """Ids of the nodes to ask for each of `keys`, a whole chain, the likeliest first.
+
+    Of a namespace with fewer copies than the most, the last in order just hold nothing.
+    """
+    config = view.config
+    copies = max((config.copies, *config.namespace_copies.values()))
+    return [one.order for one in placements(keys, 0, len(keys), block_tokens, config.extent_tokens, placed_nodes(view), copies)]
 
 
 class NodesProbe:
@@ -63,29 +72,25 @@ class NodesProbe:
     def __init__(self, view: PoolView, connect: Callable[[str], NodePort]) -> None:
         """`connect` makes a port from host:port."""
         self._view = view
-        self._connect = connect
-        self._links: dict[tuple[str, int], _Link] = {}
+        self._links = NodeLinks[NodePort](lambda member: connect(member.address))
 
     async def longest_prefix(self, keys: Sequence[BlockKey], block_tokens: int, timeout_s: float) -> int:
         """How many leading `keys` the nodes hold; 0 without nodes. Raises a `RemoteError` when one of them can't say in time."""
         nodes = {member.id: member for member in self._view.members("node")}
-        await self._drop_all_but({(member.id, member.incarnation) for member in nodes.values()})
+        orders = orders_of(self._view, keys, block_tokens) if nodes else []
+        await self._links.keep({(member.id, member.incarnation) for member in nodes.values()})
         if not nodes or not keys:
             return 0
         answers: list[bool | RemoteError] = [False] * len(keys)
-        orders = self._orders(keys, block_tokens, nodes)
 
         async def ask(node_id: str, positions: Sequence[int]) -> None:
-            link = self._link(node_id, nodes[node_id].incarnation, nodes[node_id].address)
-            link.users += 1
             try:
-                present = await link.port.lookup([keys[i] for i in positions], timeout_s)
+                async with self._links.use(nodes[node_id]) as port:
+                    present = await port.lookup([keys[i] for i in positions], timeout_s)
             except RemoteError as error:
                 for position in positions:
                     answers[position] = error
                 return
-            finally:
-                link.users -= 1
             for position, bit in zip(positions, present, strict=True):
                 answers[position] = bool(bit)
 
@@ -101,25 +106,6 @@ class NodesProbe:
             raise end
         return known
 
-    def _orders(self, keys: Sequence[BlockKey], block_tokens: int, nodes: Mapping[str, Member]) -> list[tuple[str, ...]]:
-        """Whom to ask for each key. Of a namespace with fewer copies than the most, the last in order just hold nothing."""
-        config, ill = self._view.config, self._view.quarantined()
-        placed = [node_from_info(member.id, member.info, quarantined=member.identity in ill) for member in nodes.values()]
-        copies = max((config.copies, *config.namespace_copies.values()))
-        return [one.order for one in placements(keys, 0, len(keys), block_tokens, config.extent_tokens, placed, copies)]
-
     async def close(self) -> None:
         """Disconnect from all nodes."""
-        links, self._links = list(self._links.values()), {}
-        await asyncio.gather(*(link.port.close() for link in links))
-
-    def _link(self, node_id: str, incarnation: int, address: str) -> _Link:
-        key = node_id, incarnation
-        if key not in self._links:
-            self._links[key] = _Link(self._connect(address))
-        return self._links[key]
-
-    async def _drop_all_but(self, alive: set[tuple[str, int]]) -> None:
-        """Disconnect from nodes that left, unless a call is still waiting for one."""
-        gone = [key for key, link in self._links.items() if key not in alive and link.users == 0]
-        await asyncio.gather(*(link.port.close() for link in [self._links.pop(key) for key in gone]))
+        await self._links.close()
