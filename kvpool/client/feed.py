@@ -1,14 +1,16 @@
 """What a node holds, as told by its events: the bookkeeping of a consumer, and the connection that feeds it.
 
 Theory. `NodeFeed` is the exact state of a node after change `sequence` of its life `incarnation`; while `complete` is False, that of the
-part of the table read so far. Every batch says where it starts, so one that is lost is noticed by the next, a keep-alive at the
-latest, and nothing is applied then: the feed stays where it is and `follow` asks the node to go on from there. A batch of the past is
-ignored. So is one of an earlier life; a later life means that all the feed has is gone.
+part of the table read so far. `Feed` is only where that stands, for consumers that keep the blocks in a form of their own. Every batch says
+where it starts, so one that is lost is noticed by the next, a keep-alive at the latest, and nothing is applied then: the feed stays where
+it is and `follow` asks the node to go on from there. A batch of the past is ignored. So is one of an earlier life; a later life means that
+all the feed has is gone.
 """
 
 import asyncio
 import enum
 import random
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Final
@@ -35,10 +37,10 @@ class Applied(enum.Enum):
     GAP = "gap"
 
 
-class NodeFeed:
-    """The blocks of one node. `max_blocks` bounds the memory; a node that holds more is a `ConfigError`."""
+class Feed(ABC):
+    """Where a consumer stands in the events of one node; what it makes of them is `take` and `drop`."""
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self) -> None:
         self.incarnation = 0
         """The life of the node that this is of, 0: none yet."""
         self.sequence = 0
@@ -46,6 +48,60 @@ class NodeFeed:
         self.complete = False
         """Whether this is all that the node holds."""
         self._part = 0
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """From where to go on: life, and last change or 0 for a snapshot."""
+        return self.incarnation, self.sequence if self.complete else 0
+
+    def forget(self, incarnation: int = 0) -> None:
+        """Back to nothing, of the life `incarnation`."""
+        self.incarnation, self.sequence, self._part, self.complete = incarnation, 0, 0, False
+        self.drop()
+
+    @abstractmethod
+    def drop(self) -> None:
+        """All that was taken is gone."""
+
+    @abstractmethod
+    def take(self, batch: EventBatch) -> None:
+        """`batch`, which follows, says what changed or, as a part of a snapshot, what is there too."""
+
+    def apply(self, batch: EventBatch) -> Applied:
+        """Take in a batch, if it follows."""
+        if batch.incarnation < self.incarnation:
+            return Applied.OLD
+        if batch.incarnation > self.incarnation:
+            self.forget(batch.incarnation)
+        outcome = self._place_of(batch)
+        if outcome is Applied.DONE:
+            if batch.part == 1:
+                self.forget(self.incarnation)
+            self.sequence = batch.sequence
+            self._part = batch.part or self._part
+            if batch.last:
+                self.complete, self._part = True, 0
+            self.take(batch)
+        return outcome
+
+    def _place_of(self, batch: EventBatch) -> Applied:
+        begun = self.complete or self._part > 0
+        if batch.part == 1:
+            return Applied.DONE if not begun or batch.sequence > self.sequence else Applied.OLD
+        if not begun or batch.after > self.sequence:
+            return Applied.GAP
+        if batch.part == 0:
+            return Applied.DONE if batch.sequence > self.sequence or batch.after == self.sequence else Applied.OLD
+        if batch.sequence < self.sequence or self.complete or batch.part <= self._part:
+            return Applied.OLD
+        return Applied.DONE if batch.part == self._part + 1 else Applied.GAP
+
+
+class NodeFeed(Feed):
+    """The blocks of one node. `max_blocks` bounds the memory; for a node that holds more `apply` raises `ConfigError` and forgets all."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        super().__init__()
         self._held: dict[BlockKey, Stored] = {}
         self._max_blocks = max_blocks
 
@@ -63,56 +119,22 @@ class NodeFeed:
         """All of them. Not to be kept over an `apply`."""
         return self._held.values()
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """From where to go on: life, and last change or 0 for a snapshot."""
-        return self.incarnation, self.sequence if self.complete else 0
-
-    def forget(self, incarnation: int = 0) -> None:
-        """Back to nothing, of the life `incarnation`."""
-        self.incarnation, self.sequence, self._part, self.complete = incarnation, 0, 0, False
+    def drop(self) -> None:
+        """Nothing is held."""
         self._held.clear()
 
-    def apply(self, batch: EventBatch) -> Applied:
-        """Take in a batch, if it follows. Raises `ConfigError` for more than `max_blocks`, and forgets all then."""
-        if batch.incarnation < self.incarnation:
-            return Applied.OLD
-        if batch.incarnation > self.incarnation:
-            self.forget(batch.incarnation)
-        outcome = self._place_of(batch)
-        if outcome is Applied.DONE:
-            if batch.part == 1:
-                self.forget(self.incarnation)
-            self._take(batch)
-        return outcome
-
-    def _place_of(self, batch: EventBatch) -> Applied:
-        begun = self.complete or self._part > 0
-        if batch.part == 1:
-            return Applied.DONE if not begun or batch.sequence > self.sequence else Applied.OLD
-        if not begun or batch.after > self.sequence:
-            return Applied.GAP
-        if batch.part == 0:
-            return Applied.DONE if batch.sequence > self.sequence or batch.after == self.sequence else Applied.OLD
-        if batch.sequence < self.sequence or self.complete or batch.part <= self._part:
-            return Applied.OLD
-        return Applied.DONE if batch.part == self._part + 1 else Applied.GAP
-
-    def _take(self, batch: EventBatch) -> None:
+    def take(self, batch: EventBatch) -> None:
+        """Note what is held now."""
         for key in batch.removed:
             self._held.pop(key, None)
         self._held.update((one[0], one) for one in batch.stored)
-        self.sequence = batch.sequence
-        self._part = batch.part or self._part
-        if batch.last:
-            self.complete, self._part = True, 0
         if len(self._held) > self._max_blocks:
             self.forget(self.incarnation)
             raise ConfigError(f"the node holds more than the {self._max_blocks} blocks that this feed may take; raise max_blocks")
 
 
 async def follow(
-    feed: NodeFeed,
+    feed: Feed,
     connect: Callable[[], EventsRpc],
     *,
     patience_s: float = PATIENCE_S,

@@ -50,6 +50,15 @@ class Chunk:
                 high = middle - 1
         return low
 
+    def along(self, start: int, keys: Sequence[BlockKey], position: int, step: int) -> int:
+        """How many `keys` from `position` on are those from `start` on, up (`step` 1) or down (-1). At least 1. Any keys, no chain."""
+        mine = self.keys
+        most = min(len(keys) - position, len(mine) - start if step > 0 else start + 1)
+        size = 1
+        while size < most and mine[start + step * size] == keys[position + size]:
+            size += 1
+        return size
+
     def append(self, keys: Sequence[BlockKey], state: int) -> None:
         """`keys` follow, in `state`."""
         self.keys += keys

@@ -124,10 +124,12 @@ class PrefixIndex(Generic[H]):
                 position += 1
                 continue
             start = chunk.find(keys[position])
-            size = 1
-            while position + size < len(keys) and start + size < len(chunk.keys) and chunk.keys[start + size] == keys[position + size]:
-                size += 1
-            self._clear(holding, chunk, start, start + size, clear, mine)
+            size = chunk.along(start, keys, position, 1)
+            if size > 1:
+                self._clear(holding, chunk, start, start + size, mine, clear)
+            else:
+                size = chunk.along(start, keys, position, -1)
+                self._clear(holding, chunk, start - size + 1, start + 1, mine, clear)
             position += size
 
     def cleared(self, holder: H) -> None:
@@ -274,7 +276,7 @@ class PrefixIndex(Generic[H]):
         else:
             holding.chunks.pop(chunk, None)
 
-    def _clear(self, holding: _Holding, chunk: Chunk, low: int, high: int, clear: int, mine: int) -> None:
+    def _clear(self, holding: _Holding, chunk: Chunk, low: int, high: int, mine: int, clear: int) -> None:
         """Take the bits `clear` of `holding`'s byte `mine` from the keys [low, high) of `chunk`."""
         self._gain(holding, chunk, chunk.change(low, high, mine, clear, 0))
         self._trim(chunk)
