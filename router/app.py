@@ -11,8 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvpool.security.principal import Right
-from router.api.errors import ApiError, internal, model_not_found, not_found
+from router.api.errors import ApiError, internal, model_not_found, not_found, request_not_found
 from router.api.parse import parse_chat, parse_completion, parse_tokenize
+from router.decisions import spelled
 from router.endpoint import GenerateEndpoint
 from router.http import HungUpError, read_body, request_id_of
 from router.services import Services
@@ -34,6 +35,7 @@ def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette
             Route("/tokenize", pages.tokenize, methods=["POST"]),
             Route("/health", pages.health, methods=["GET"]),
             Route("/metrics", pages.metrics, methods=["GET"]),
+            Route("/kvpool/explain/{id}", pages.explain, methods=["GET"]),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, HungUpError: _hung_up, Exception: _fault},
         lifespan=lifespan or _no_lifespan,
@@ -76,6 +78,16 @@ class _Pages:
     async def metrics(self, request: Request) -> Response:
         self._services.access.check(request, Right.ADMIN)
         return Response(self._services.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def explain(self, request: Request) -> Response:
+        """For an operator, and for the tenant whose request it was; to others it is one that never was."""
+        principal = self._services.access.check(request)
+        id = request.path_params["id"]
+        found = self._services.decisions.find(id)
+        own = found is not None and principal.tenant is not None and principal.tenant == found.tenant
+        if found is None or not (own or principal.may(Right.ADMIN)):
+            raise request_not_found(id)
+        return JSONResponse(spelled(found), headers={"x-request-id": request_id_of(request)})
 
     def _model(self) -> dict[str, Any]:
         services = self._services

@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": ("kvpool.cli.verify", "Read every block and check its checksum."),
     "drain": ("kvpool.cli.drain", "Move all blocks of a node to others, so that it can be stopped."),
     "gc": ("kvpool.cli.gc", "End what has run out and give dead room back."),
+    "explain": ("kvpool.cli.explain", "Show why a request went where it went, and what became of it."),
     "bench": ("kvpool.cli.bench.command", "Measure the pool on these machines beside what they can do."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }

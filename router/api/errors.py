@@ -92,6 +92,11 @@ def not_found(path: str) -> ApiError:
     return ApiError(404, f"Unknown request URL: {path}. See docs/api.md for the supported paths.", code="unknown_url")
 
 
+def request_not_found(id: str) -> ApiError:
+    """404: a request that this router doesn't remember, or whose answer is not for the caller."""
+    return ApiError(404, f"No request {id[:128]!r} among the last of this router.", code="request_not_found")
+
+
 def internal() -> ApiError:
     """500: a fault of ours; details are in the log only."""
     return ApiError(500, "The server had an error while processing your request.", code="internal_error", kind="server_error")

@@ -17,9 +17,11 @@ from kvpool.request import (
     Finished,
     FinishReason,
     FirstToken,
+    Logprobs,
     PrefillEvent,
     PrefillRequest,
     Published,
+    Sampling,
     StageTimes,
     Started,
     TokenOut,
@@ -59,7 +61,9 @@ class ScriptedWorker:
     async def prefill(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
         """See `WorkerPort`."""
         sources = self._sources(len(request.prompt))
-        first = FirstToken(token=self.answer(request.prompt, 0), sources=sources, times=StageTimes(compute_ns=1_000_000))
+        token = self.answer(request.prompt, 0)
+        times = StageTimes(compute_ns=1_000_000)
+        first = FirstToken(token=token, sources=sources, times=times, logprobs=likely(token, request.sampling))
         run = self._run(request, [first, Published(tokens=len(request.prompt), blocks_written=1)])
         async with aclosing(run) as events:
             async for event in events:
@@ -71,7 +75,7 @@ class ScriptedWorker:
         reason = FinishReason.LENGTH
         for position in range(len(request.generated), request.max_tokens):
             token = self.answer(request.prompt, position)
-            events.append(TokenOut(token=token))
+            events.append(TokenOut(token=token, logprobs=likely(token, request.sampling)))
             if token in request.stop_tokens:
                 reason = FinishReason.STOP
                 break
@@ -121,6 +125,13 @@ class ScriptedWorker:
             raise
         finally:
             self.running -= 1
+
+
+def likely(token: int, sampling: Sampling) -> Logprobs | None:
+    """Log-probabilities as a scripted worker tells them: -0.5 for the token, the tokens behind it half a step less each."""
+    if sampling.logprobs is None:
+        return None
+    return Logprobs(chosen=-0.5, top=tuple((token + step, -0.5 - step / 2) for step in range(sampling.logprobs)))
 
 
 async def _fail(fault: Fault) -> None:
