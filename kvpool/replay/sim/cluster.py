@@ -141,6 +141,7 @@ class Cluster:
     def _send(self, job: Job, node: int, found: Found, ready_ns: int, now: float) -> None:
         request, scored = job.fate.request, job.scored
         job.fate.worker = node
+        self.prefill[node].expect(job)
         self._active[node] += 1
         self._backlog[node] += scored.compute_tokens
         self._prompts[node] += request.prompt_tokens

@@ -1,12 +1,13 @@
 """One prefill node: jobs whose KV has come, computed chunk by chunk in the order that its engine keeps.
 
-* arrival: one after the other, as they were sent;
+* arrival: one after the other, as they were sent; who is still loading keeps the others waiting, or a long one would slip in;
 * shared: a chunk each, round and round;
 * shortest: the chunk of the job that is nearest its end, less `aging` seconds for every second since its arrival. What is left of a job
   changes only while it runs, so the order of the others is fixed by (what is left + aging x arrival), and a long job is passed only by
   those that come within (what is left / aging) seconds.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -31,6 +32,8 @@ class Job:
     setup_s: float = 0.0
     """To load its adapter, before its first chunk."""
     waits: bool = False
+    place: int = 0
+    """In the order in which all jobs were sent."""
     loads: list[Load] = field(default_factory=list)
 
     @property
@@ -47,9 +50,16 @@ class PrefillNode:
         self._order = order
         self._aging = aging
         self._ready: list[tuple[float, int, Job]] = []
-        self._serial = 0
+        self._sent: deque[Job] = deque()
+        self._serial = self._places = 0
         self.running: Job | None = None
         self.busy_s = 0.0
+
+    def expect(self, job: Job) -> None:
+        """`job` has been sent here; `add` follows when its KV has come."""
+        self._places += 1
+        job.place = self._places
+        self._sent.append(job)
 
     def add(self, job: Job) -> None:
         """`job` has its KV and may run. Its context need not be final yet."""
@@ -59,6 +69,8 @@ class PrefillNode:
     def next(self) -> Job | None:
         """The job whose chunk is next, taken out; None while one runs or none is ready."""
         if self.running is not None or not self._ready:
+            return None
+        if self._order is WorkerOrder.ARRIVAL and self._ready[0][2] is not self._sent[0]:
             return None
         self.running = heappop(self._ready)[2]
         return self.running
@@ -82,13 +94,14 @@ class PrefillNode:
         job.done += tokens
         job.compute_s += seconds - (job.setup_s if job.done == job.context + tokens else 0.0)
         if job.done == job.prompt:
+            self._sent.remove(job)
             return True
         self.add(job)
         return False
 
     def _rank(self, job: Job) -> float:
         if self._order is WorkerOrder.ARRIVAL:
-            return job.routed_s
+            return job.place
         if self._order is WorkerOrder.SHARED:
             return self._serial
         left = self._world.prefill_s(job.prompt - job.done, job.done)
