@@ -7,7 +7,7 @@ an event loop, `elsewhere.py` in the caller's own thread.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
@@ -35,8 +35,8 @@ class KeyedReach(Protocol):
         """A byte a key, 1 where it can be read now."""
         ...
 
-    def get(self, wants: Sequence[tuple[BlockKey, int, Bytes, Bytes]], deadline_ns: int) -> list[bool]:
-        """Fill header and payload targets of (key, frame length, header, payload); which came, unchecked."""
+    def get(self, wants: Sequence[tuple[BlockKey, int, Bytes, Bytes]], deadline_ns: int, check: Callable[[int], bool] = ...) -> list[bool]:
+        """Fill header and payload targets of (key, frame length, header, payload); which came and passed `check`, by their positions."""
         ...
 
 
@@ -102,12 +102,12 @@ class Keyed:
         glances = self._core.here.glances
         headers = np.empty((len(one.positions), self._core.framer.header_bytes), np.uint8)
         wants = [(self._keys[j], glances[self._counts[j]].frame_bytes, headers[k], targets[j]) for k, j in enumerate(one.positions)]
-        came = one.reach.get(wants, deadline_ns)
-        return [
-            j
-            for k, (j, there) in enumerate(zip(one.positions, came, strict=True))
-            if there and glances[self._counts[j]].sound(headers[k].tobytes(), self._keys[j], targets[j])
-        ]
+
+        def sound(k: int) -> bool:
+            j = one.positions[k]
+            return glances[self._counts[j]].sound(headers[k].tobytes(), self._keys[j], targets[j])
+
+        return [j for j, good in zip(one.positions, one.reach.get(wants, deadline_ns, sound), strict=True) if good]
 
     def _fair_ns(self, positions: Sequence[int]) -> int:
         """By when these blocks come over a slow link."""

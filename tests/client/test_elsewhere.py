@@ -133,12 +133,14 @@ def test_wrong_byte_is_never_delivered(pool: Client, monkeypatch: pytest.MonkeyP
     """What is damaged on the wire is asked for again under a lease."""
     real = TcpReach.get
 
-    def damaging(self: TcpReach, wants: Any, deadline_ns: int) -> list[bool]:
-        came = real(self, wants, deadline_ns)
-        for number, (_, _, header, payload) in enumerate(wants[::3]):
-            part = header if number % 2 else payload
-            part[number % part.size] ^= 1 << number % 8
-        return came
+    def damaging(self: TcpReach, wants: Any, deadline_ns: int, check: Callable[[int], bool]) -> list[bool]:
+        def damaged(number: int) -> bool:
+            if number % 3 == 0:
+                part = wants[number][2 + number % 2]
+                part[number % part.size] ^= 1 << number % 8
+            return check(number)
+
+        return real(self, wants, deadline_ns, damaged)
 
     monkeypatch.setattr(TcpReach, "get", damaging)
     out = np.zeros_like(ROWS)
@@ -151,11 +153,11 @@ def test_failure_is_judged_and_costs_no_block(pool: Client, monkeypatch: pytest.
     """As on the event loop: the connection is given up, or the node rests a moment, and all is there again."""
     real, left = TcpReach.get, [1]
 
-    def failing(self: TcpReach, wants: Any, deadline_ns: int) -> list[bool]:
+    def failing(self: TcpReach, *args: Any) -> list[bool]:
         if left[0]:
             left[0] -= 1
             raise error
-        return real(self, wants, deadline_ns)
+        return real(self, *args)
 
     monkeypatch.setattr(TcpReach, "get", failing)
     core = pool._client.pool._core

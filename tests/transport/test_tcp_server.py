@@ -38,7 +38,7 @@ def test_get_fills_what_is_there_and_says_what_is_not() -> None:
     with served() as rig:
         asked = [want(2), want(99), want(0, header=0), want(1, length=FRAME - 1), want(3, header=FRAME)]
         assert rig.open().get([one[0] for one in asked], soon()) == [True, False, True, False, True]
-        assert [int(one[1].sum() + one[2].sum()) for one in asked] == [3 * FRAME, 0, FRAME, 0, 4 * FRAME]
+        assert [int(asked[number][1].sum() + asked[number][2].sum()) for number in (0, 2, 4)] == [3 * FRAME, FRAME, 4 * FRAME]
         eventually(lambda: not rig.index.held, "nothing is held")
 
 
@@ -50,6 +50,34 @@ def test_get_of_more_than_a_request_holds_gets_all() -> None:
         assert got == [True] * 150 + [False] * 9000 + [True]
         assert all((one[2] == number + 1).all() for number, one in enumerate(asked[:150]))
         assert (asked[-1][2] == 8).all()
+
+
+def test_frames_are_checked_as_they_come_and_one_that_fails_is_none() -> None:
+    """By their positions, each once its bytes are in place, and none that isn't there; in large and small ones, over several requests."""
+    with served(count=150) as rig:
+        numbers = [*range(150), *range(1000, 5000), 3, 2000, 4]
+        asked = [want(number, FRAME if number < 150 else 64) for number in numbers]
+        seen: list[int] = []
+
+        def check(position: int) -> bool:
+            seen.append(position)
+            _, head, payload = asked[position]
+            assert (head == numbers[position] + 1).all()
+            assert (payload == numbers[position] + 1).all()
+            return numbers[position] != 3
+
+        got = rig.open().get([one[0] for one in asked], soon(), check)
+        assert seen == [*range(150), 4150, 4152]
+        assert [position for position, good in enumerate(got) if good] == [*range(3), *range(4, 150), 4152]
+
+
+def test_check_that_raises_costs_its_call_only() -> None:
+    """The rest of the answer is on the way still, so its connection is given up."""
+    with served() as rig:
+        reach = rig.open()
+        with pytest.raises(ZeroDivisionError):
+            reach.get([want(number)[0] for number in (0, 1, 2)], soon(), lambda position: bool(1 // 0))
+        assert reach.get([want(1)[0]], soon()) == [True]
 
 
 def test_probe_says_what_is_there() -> None:

@@ -1,24 +1,34 @@
 """One connection of a client: dial, say hello, ask and take the answer. One thread at a time; `lines.py` sees to that.
 
-Answers go where they belong at once: first the head (and, of a GET, the byte per key), then all frames or runs in one call to the
-kernel. A line that has raised is of no more use, because nobody knows how much of an answer is still on the way.
+Answers go where they belong at once: the head, and after it all frames or runs. A GET takes its answer as if all frames were there, so that
+one call to the kernel brings head and frame of a small one; where some are not, what has come is put right. Frames are looked at as they
+come, a few at a time: their bytes are in the processor's cache then, and the sender goes on meanwhile.
+
+A line that has raised is of no more use, because nobody knows how much of an answer is still on the way.
 """
 
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, NoReturn
 
 from kvpool.block import BlockKey
 from kvpool.clock import seconds_left
 from kvpool.errors import ConfigError, ProtocolError, UnavailableError
 from kvpool.transport.reach import Bytes, Run, check_deadline
 from kvpool.transport.tcp import wire
-from kvpool.transport.tcp.stream import Piece, PlainStream, Stream, ns_left, size_buffers, tune
+from kvpool.transport.tcp.stream import Piece, PlainStream, Stream, ns_left, size_buffers, tune, without
 from kvpool.transport.tcp.tls import secure
+from kvpool.units import KIB
 
 Want = tuple[BlockKey, int, Bytes, Bytes]
 """A frame: its key, its length in bytes, and where its header and its payload go (uint8 arrays whose sizes add up to the length)."""
+
+Check = Callable[[int], bool]
+"""Whether the frame that has come for the want at a position is what it should be."""
+_STEP_BYTES: Final = 512 * KIB
+"""Received before they are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +73,64 @@ class Line:
         self._stream.receive([found], deadline_ns)
         return bytes(found)
 
-    def get(self, wants: Sequence[Want], deadline_ns: int) -> list[bool]:
-        """Fill the targets of the frames that are there, and say which are. At most `MAX_COUNT`, at least one."""
+    def get(self, wants: Sequence[Want], deadline_ns: int, check: Check) -> list[bool]:
+        """Fill the targets of the frames that are there, and say which are and pass `check`. At most `MAX_COUNT`, at least one."""
         table = wire.pack_wants([want[0] for want in wants], [want[1] for want in wants])
         self._ask(wire.Kind.GET, len(wants), [table], deadline_ns)
-        count, follows = self._head_of_answer(deadline_ns)
-        statuses = bytearray(len(wants) if count < len(wants) else 0)
-        self._stream.receive([statuses], deadline_ns)
-        here = [status == 1 for status in statuses] or [True] * len(wants)
-        targets: list[Piece] = []
-        length = 0
-        for (_, nbytes, header, payload), found in zip(wants, here, strict=True):
-            if found:
-                targets += header.data, payload.data
-                length += nbytes
-        if count != sum(here) or follows != len(statuses) + length:
-            raise ProtocolError(f"an answer about {count} frames with {follows} bytes, {sum(here)} and {length} would be right")
-        self._stream.receive(targets, deadline_ns)
-        return here
+        head, rows = self._head, [target.data for want in wants for target in want[2:]]
+        came = self._stream.receive_some([memoryview(head), *rows], len(head), deadline_ns) - len(head)
+        status, count, follows = wire.unpack_answer(head)
+        if status is not wire.Status.OK:
+            self._refused(status, follows, _first(rows, came), deadline_ns)
+        good = [True] * len(wants)
+        if count < len(wants):
+            good, came = self._put_right(rows, came, deadline_ns)
+        told = len(wants) if count < len(wants) else 0
+        length = sum(want[1] for want, here in zip(wants, good, strict=True) if here)
+        if count != sum(good) or follows != told + length:
+            raise ProtocolError(f"an answer about {count} frames with {follows} bytes, {sum(good)} and {told + length} would be right")
+        self._take_frames(wants, rows, good, came, deadline_ns, check)
+        return good
+
+    def _put_right(self, rows: Sequence[memoryview], came: int, deadline_ns: int) -> tuple[list[bool], int]:
+        """Not all frames are here, and `came` bytes of the answer lie where they would belong if they were.
+
+        Which are here, and how many of their bytes have come; these lie at the beginning of the targets of those that are here.
+        """
+        early = memoryview(_first(rows, came))
+        statuses = bytearray(len(rows) // 2)
+        count = min(len(early), len(statuses))
+        statuses[:count] = early[:count]
+        self._stream.receive([memoryview(statuses)[count:]], deadline_ns)
+        early, good = early[count:], [status == 1 for status in statuses]
+        left = early
+        for index, row in enumerate(rows):
+            if good[index // 2]:
+                size = min(len(row), len(left))
+                row[:size], left = left[:size], left[size:]
+        if left:
+            raise ProtocolError("an answer is longer than the frames that it says are here")
+        return good, len(early)
+
+    def _take_frames(
+        self, wants: Sequence[Want], rows: Sequence[memoryview], good: list[bool], came: int, deadline_ns: int, check: Check
+    ) -> None:
+        """Receive the frames that are `good`, of which `came` bytes are there, and mark those that fail their check as not good."""
+        some: list[int] = []
+        pieces: list[Piece] = []
+        size = 0
+        here = [number for number, there in enumerate(good) if there]
+        for number in here:
+            some.append(number)
+            pieces += rows[2 * number : 2 * number + 2]
+            size += wants[number][1]
+            if size >= _STEP_BYTES or number == here[-1]:
+                if came < size:
+                    self._stream.receive(without(pieces, came) if came else pieces, deadline_ns)
+                came = max(0, came - size)
+                for done in some:
+                    good[done] = check(done)
+                some, pieces, size = [], [], 0
 
     def read(self, runs: Sequence[Run], into: Bytes, deadline_ns: int) -> None:
         """Fill `into`. At most `MAX_COUNT` runs, at least one."""
@@ -118,10 +168,23 @@ class Line:
         self._stream.receive([self._head], deadline_ns)
         status, count, nbytes = wire.unpack_answer(self._head)
         if status is not wire.Status.OK:
-            text = bytearray(nbytes)
-            self._stream.receive([text], deadline_ns)
-            raise wire.refusal(status, text)
+            self._refused(status, nbytes, b"", deadline_ns)
         return count, nbytes
+
+    def _refused(self, status: wire.Status, nbytes: int, text: bytes, deadline_ns: int) -> NoReturn:
+        """Raise what the server says in `nbytes`, of which `text` has come."""
+        rest = bytearray(max(0, nbytes - len(text)))
+        self._stream.receive([rest], deadline_ns)
+        raise wire.refusal(status, text[:nbytes] + rest)
+
+
+def _first(pieces: Sequence[memoryview], count: int) -> bytes:
+    """The first `count` bytes of `pieces`."""
+    taken = bytearray()
+    for piece in pieces:
+        if len(taken) < count:
+            taken += piece[: count - len(taken)]
+    return bytes(taken)
 
 
 def split(address: str) -> tuple[str, int]:

@@ -1,24 +1,31 @@
 """The client's end: `Reach` over TCP, and frames by their keys without a lease.
 
 `get` needs no lease because the server holds what it sends: it finds the frames on the node's board, keeps their bytes in place while they
-go out, and says of each key whether it came. What came is unchecked, like everything a reach delivers.
+go out, and says of each key whether it came. What came is looked at by
+the caller's own check, while it is hot; otherwise it is unchecked, like everything a reach delivers.
 """
 
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from kvpool.block import BlockKey
 from kvpool.errors import ConfigError
 from kvpool.transport.reach import Bytes, Run, check_deadline, check_runs
 from kvpool.transport.tcp import wire
-from kvpool.transport.tcp.line import Line, Peer, Want
+from kvpool.transport.tcp.line import Check, Line, Peer, Want
 from kvpool.transport.tcp.lines import Lines
 from kvpool.units import SECOND
 
 CONNECTIONS: Final = 2
 _VERIFY_NS: Final = 5 * SECOND
+
+
+def _unchecked(position: int) -> bool:
+    """Whatever came is good: for those who look at it themselves."""
+    return True
 
 
 class TcpReach:
@@ -67,11 +74,12 @@ class TcpReach:
                     found += line.probe(keys[start : start + wire.MAX_COUNT], deadline_ns)
         return found
 
-    def get(self, wants: Sequence[Want], deadline_ns: int) -> list[bool]:
-        """Fill the targets of the frames that are there; whether each came, unchecked. Raises as `Reach.read`.
+    def get(self, wants: Sequence[Want], deadline_ns: int, check: Check = _unchecked) -> list[bool]:
+        """Fill the targets of the frames that are there; whether each came and passed `check`. Raises as `Reach.read`.
 
         A want is (key, frame length in bytes, header target, payload target): contiguous writable uint8 arrays whose sizes add up to the
-        length. A frame of another length isn't there. After an exception, and where False, the targets' bytes are unspecified.
+        length. A frame of another length isn't there. After an exception, and where False, the targets' bytes are unspecified. `check` is
+        called with the position of each want whose frame has come, soon after it has, and must take no longer than looking at its bytes.
         """
         self._lines.require_open()
         _check_wants(wants)
@@ -79,8 +87,8 @@ class TcpReach:
         came: list[bool] = []
         if wants:
             with self._lines.line(deadline_ns) as line:
-                for batch in _batches(wants):
-                    came += line.get(batch, deadline_ns)
+                for start, batch in _batches(wants):
+                    came += line.get(batch, deadline_ns, check if not start else partial(_shifted, check, start))
         return came
 
     def close(self) -> None:
@@ -98,12 +106,16 @@ def _check_wants(wants: Sequence[Want]) -> None:
             raise ConfigError(f"targets of {header.size} and {payload.size} bytes for a frame of {length}")
 
 
-def _batches(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
-    """As requests: at most `MAX_COUNT` frames each, and `BATCH_BYTES` unless a single one is larger."""
+def _shifted(check: Check, start: int, position: int) -> bool:
+    return check(start + position)
+
+
+def _batches(wants: Sequence[Want]) -> Iterator[tuple[int, Sequence[Want]]]:
+    """Where each begins, as requests: at most `MAX_COUNT` frames each, and `BATCH_BYTES` unless a single one is larger."""
     start, nbytes = 0, 0
     for index, want in enumerate(wants):
         if index > start and (index - start == wire.MAX_COUNT or nbytes + want[1] > wire.BATCH_BYTES):
-            yield wants[start:index]
+            yield start, wants[start:index]
             start, nbytes = index, 0
         nbytes += want[1]
-    yield wants[start:]
+    yield start, wants[start:]

@@ -108,7 +108,7 @@ class Serving:
 
     def _answer(self) -> None:
         start, head = memoryview(self._start), wire.REQUEST.size
-        start = start[: self._stream.receive_some(start, head, NEVER_NS)]
+        start = start[: self._stream.receive_some([start], head, NEVER_NS)]
         now_ns = time.monotonic_ns()
         kind, count, may_take_ns = wire.unpack_request(start[:head])
         if now_ns - self._admitted_ns > _RECHECK_NS:

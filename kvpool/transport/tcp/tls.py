@@ -55,11 +55,13 @@ class TlsStream:
         for piece in pieces:
             self._move(memoryview(piece), deadline_ns, self._socket.recv_into)
 
-    def receive_some(self, piece: memoryview, least: int, deadline_ns: int) -> int:
+    def receive_some(self, pieces: Sequence[memoryview], least: int, deadline_ns: int) -> int:
         """See `Stream.receive_some`."""
         got = 0
-        while got < least:
-            got += self._once(piece[got:], deadline_ns, self._socket.recv_into)
+        for piece in pieces:
+            start = got
+            while got < least and got - start < len(piece):
+                got += self._once(piece[got - start :], deadline_ns, self._socket.recv_into)
         return got
 
     def abort(self) -> None:
