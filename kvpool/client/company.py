@@ -1,7 +1,8 @@
 """Copying many blocks with a second thread: one core moves less than the memory can.
 
 Both take the next block as they come to it, so a helper that gets no core, or gets it late, costs nothing but its own last block. There is
-one helper a process: calls at the same time have no core to spare, and go alone.
+one helper a process, and it is asked only while a core has nothing to do: many clients at once have none to spare, and each goes alone. It
+runs on another core than who asks, or both would take turns on one.
 """
 
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from kvpool import cores
 from kvpool.units import MIB
 
 WORTH_BYTES: Final = 4 * MIB
@@ -22,6 +24,7 @@ class _Helper:
     def __init__(self) -> None:
         self.busy = threading.Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvpool-copy")
+        self.id = self.thread.submit(threading.get_native_id).result()
 
 
 _helpers: list[_Helper] = []
@@ -34,7 +37,7 @@ def each(count: int, nbytes: int, step: Callable[[int], bool]) -> None:
     `nbytes`: what all of them move; `step` must leave the GIL while it moves much. Back when the last has ended; raises what one raised.
     """
     numbers = iter(range(count))
-    if count < 2 or nbytes < WORTH_BYTES or (os.cpu_count() or 1) < 2:
+    if count < 2 or nbytes < WORTH_BYTES or not cores.spare():
         _go(numbers, step)
         return
     if not _helpers:
@@ -44,6 +47,9 @@ def each(count: int, nbytes: int, step: Callable[[int], bool]) -> None:
         _go(numbers, step)
         return
     try:
+        if not cores.apart(helper.id):
+            _go(numbers, step)
+            return
         second = helper.thread.submit(_go, numbers, step)
         try:
             _go(numbers, step)
