@@ -7,19 +7,71 @@ from collections.abc import AsyncIterator, Callable
 from starlette.applications import Starlette
 
 from kvpool.clock import Clock
+from kvpool.cluster import Member
+from kvpool.errors import ConfigError
+from kvpool.policy.prefix import PrefixIndex
+from kvpool.policy.routing.names import OURS, make_policy
 from kvpool.wire.guard import OPEN, Guard
 from router.access import Access
 from router.app import build_app
+from router.choose import Chooser
 from router.decisions import Decisions
 from router.dispatch import Dispatcher
 from router.fleet import ClusterView, Fleet
-from router.index import PrefixIndex
+from router.holdings import Holdings
 from router.metrics import Metrics
 from router.probe import GuardedProbe, PoolProbe
+from router.queue.entrance import Entrance
+from router.queue.prefetch import LeasePort, Prefetcher
+from router.queue.slo import Forecast, Targets
 from router.services import Services
 from router.settings import Limits
 from router.text.model import TextModel
-from router.worker import WorkerPort
+from router.worker import ROLES, WorkerPort
+
+
+def build_dispatcher(
+    *,
+    model: str,
+    view: ClusterView,
+    connect: Callable[[str], WorkerPort],
+    probe: PoolProbe,
+    limits: Limits,
+    clock: Clock,
+    decisions: Decisions | None = None,
+    policy: str = OURS,
+    seed: int = 0,
+    lease: Callable[[Member], LeasePort] | None = None,
+    complete: Callable[[], bool] = lambda: False,
+) -> Dispatcher:
+    """What carries jobs for the model called `model`, not yet following the cluster.
+
+    `policy` is a name of `kvpool.policy.routing.names`, `seed` for those that draw. `lease` connects to pool nodes for what is fetched for
+    those who wait (None: nothing is). `complete` says whether the index knows what all nodes hold. Raises `ConfigError`: no such policy.
+    """
+    holdings = Holdings(PrefixIndex(limits.index_blocks), view, GuardedProbe(probe, clock, limits.pool_timeout_s), complete)
+    fleet = Fleet(view, connect, model, clock, lambda ref: chooser.forget(ref), limits)
+    chooser = Chooser(
+        fleet=fleet,
+        holdings=holdings,
+        policies={role: make_policy(policy, seed) for role in ROLES},
+        decisions=decisions or Decisions(clock),
+        clock=clock,
+    )
+    entrance = Entrance(
+        fleet=fleet,
+        holdings=holdings,
+        chooser=chooser,
+        prefetcher=Prefetcher(view, lease or _no_lease, limits.prefetch_tokens if lease is not None else 0),
+        forecast=Forecast(Targets(ttft_s=limits.slo_ttft_s, tpot_s=limits.slo_tpot_s), clock),
+        clock=clock,
+        limits=limits,
+    )
+    return Dispatcher(fleet=fleet, holdings=holdings, chooser=chooser, entrance=entrance, clock=clock, limits=limits)
+
+
+def _no_lease(node: Member) -> LeasePort:
+    raise ConfigError("nothing is to be fetched for those who wait")
 
 
 def build_router(
@@ -31,21 +83,32 @@ def build_router(
     limits: Limits,
     clock: Clock,
     guard: Guard = OPEN,
+    policy: str = OURS,
+    seed: int = 0,
+    lease: Callable[[Member], LeasePort] | None = None,
 ) -> Services:
-    """The parts of one router, not yet following the cluster."""
-    index = PrefixIndex(limits.index_blocks)
-    fleet = Fleet(view, connect, model.name, clock, index.forget, limits)
-    guarded = GuardedProbe(probe, clock, limits.pool_timeout_s)
-    dispatcher = Dispatcher(fleet=fleet, index=index, probe=guarded, clock=clock, limits=limits)
-    metrics = Metrics(fleet)
+    """The parts of one router, not yet following the cluster. As for `build_dispatcher`."""
+    decisions = Decisions(clock)
+    dispatcher = build_dispatcher(
+        model=model.name,
+        view=view,
+        connect=connect,
+        probe=probe,
+        limits=limits,
+        clock=clock,
+        decisions=decisions,
+        policy=policy,
+        seed=seed,
+        lease=lease,
+    )
     return Services(
         model=model,
         dispatcher=dispatcher,
-        metrics=metrics,
+        metrics=Metrics(dispatcher),
         limits=limits,
         clock=clock,
         access=Access(guard, clock),
-        decisions=Decisions(clock),
+        decisions=decisions,
         started_s=int(time.time()),
     )
 

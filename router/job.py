@@ -39,6 +39,12 @@ class Trace:
     publish_ns: int = 0
     decode_start_ns: int = 0
     total_ns: int = 0
+    queued_ns: int = 0
+    """How long it stood in line."""
+    followed: int = 0
+    """For how many others it waited, who computed what it needed."""
+    direct: bool = False
+    """It went to a decode worker at once, though there was a prefill worker."""
     prefill_worker: str | None = None
     decode_worker: str | None = None
     sources: TokenSources | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -18,7 +19,9 @@ from kvpool.clock import MonotonicClock
 from kvpool.cluster import Membership, open_membership
 from kvpool.config.models import resolve_model
 from kvpool.errors import ConfigError, KvpoolError, UnavailableError
+from kvpool.policy.routing.names import OURS, POLICIES
 from kvpool.units import SECOND, parse_size
+from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.flags import http_guard_options
 from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_client import PoolRpc
@@ -46,6 +49,7 @@ class Config:
     advertise: str
     drain_timeout_s: int
     limits: Limits
+    policy: str = OURS
     guard: Guard = OPEN
     client_ca: Path | None = None
 
@@ -63,6 +67,9 @@ async def serve(config: Config, model: TextModel) -> None:
             limits=config.limits,
             clock=MonotonicClock(),
             guard=config.guard,
+            policy=config.policy,
+            seed=secrets.randbits(32),
+            lease=lambda node: PoolRpc(node.address, NodeIdentity(node.id, node.incarnation), config.guard.security),
         )
         tls = ServerTls.of(config.guard.security, config.client_ca)
         config.guard.check_listen(f"{config.host}:{config.port}")
@@ -125,6 +132,18 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--stall-timeout", default=_DEFAULTS.stall_timeout_s, show_default=True, help="Seconds a worker may be silent unquestioned.")
 @click.option("--max-in-flight", default=_DEFAULTS.max_in_flight, show_default=True, help="Requests served at once; more get 429.")
 @click.option("--max-body", default="4MiB", show_default=True, help="Largest request body; larger ones get 413.")
+@click.option("--policy", default=OURS, show_default=True, type=click.Choice(list(POLICIES)), help="How a worker is chosen.")
+@click.option("--max-queued", default=_DEFAULTS.max_queued, show_default=True, help="Requests that may wait for a worker; more get 429.")
+@click.option("--prefill-slots", default=_DEFAULTS.prefill_slots, show_default=True, help="Requests given to a prefill worker at once.")
+@click.option("--decode-slots", default=_DEFAULTS.decode_slots, show_default=True, help="Requests given to a decode worker at once.")
+@click.option("--direct-tokens", default=_DEFAULTS.direct_tokens, show_default=True, help="Up to so many tokens to compute skip prefill.")
+@click.option(
+    "--follow-tokens", default=_DEFAULTS.follow_tokens, show_default=True, help="From so many common tokens on one computes for all."
+)
+@click.option("--follow-timeout", default=_DEFAULTS.follow_timeout_s, show_default=True, help="Seconds to wait for who computes the same.")
+@click.option("--prefetch-tokens", default=_DEFAULTS.prefetch_tokens, show_default=True, help="Tokens fetched for those in line; 0: none.")
+@click.option("--slo-ttft", default=0.0, show_default=True, help="Seconds to the first token beyond which requests get 429; 0: no target.")
+@click.option("--slo-tpot", default=0.0, show_default=True, help="Seconds between tokens beyond which requests get 429; 0: no target.")
 @click.option("--drain-timeout", default=10, show_default=True, type=click.IntRange(1), help="Seconds for requests in flight at the end.")
 @click.option("--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--https-client-ca", default=None, type=click.Path(path_type=Path), help="Serve only HTTPS clients with a certificate by it.")
@@ -140,6 +159,16 @@ def main(
     stall_timeout: float,
     max_in_flight: int,
     max_body: str,
+    policy: str,
+    max_queued: int,
+    prefill_slots: int,
+    decode_slots: int,
+    direct_tokens: int,
+    follow_tokens: int,
+    follow_timeout: float,
+    prefetch_tokens: int,
+    slo_ttft: float,
+    slo_tpot: float,
     drain_timeout: int,
     log_level: str,
     https_client_ca: Path | None,
@@ -153,6 +182,15 @@ def main(
             stall_timeout_s=stall_timeout,
             max_in_flight=max_in_flight,
             max_body_bytes=parse_size(max_body),
+            max_queued=max_queued,
+            prefill_slots=prefill_slots,
+            decode_slots=decode_slots,
+            direct_tokens=direct_tokens,
+            follow_tokens=follow_tokens,
+            follow_timeout_s=follow_timeout,
+            prefetch_tokens=prefetch_tokens,
+            slo_ttft_s=slo_ttft,
+            slo_tpot_s=slo_tpot,
         )
         directory = resolve_model(model, deadline_ns=time.monotonic_ns() + _CONVERT_LIMIT_NS)
         text = TextModel.load(directory, served_model_name or default_name(model))
@@ -164,6 +202,7 @@ def main(
             advertise=where,
             drain_timeout_s=drain_timeout,
             limits=limits,
+            policy=policy,
             guard=Guard.open(flags),
             client_ca=https_client_ca,
         )

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from kvpool.errors import ConfigError
 
+_MAY_BE_OFF = ("direct_tokens", "follow_tokens", "prefetch_tokens", "slo_ttft_s", "slo_tpot_s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Time limits in seconds and bounds on what is held. All positive."""
+    """Time limits in seconds and bounds on what is held. All positive, but for those that can be 0 for "not at all"."""
 
     request_timeout_s: float = 120.0
     """From a request's arrival to its last token, retries and waiting for workers included."""
@@ -33,12 +35,25 @@ class Limits:
     """Requests given to a prefill worker at once: the others wait here, where their order and place can still change."""
     decode_slots: int = 256
     """Requests given to a decode worker at once, if it doesn't say that it takes fewer."""
+    direct_tokens: int = 64
+    """A prompt of which no more than this is to be computed goes to a decode worker at once; 0: none does."""
+    follow_tokens: int = 256
+    """Fewer tokens than this, missing and computed by another already, are not waited for; 0: nobody follows."""
+    follow_timeout_s: float = 30.0
+    """How long after a worker began with it a request is waited for by those that want the same; past it one of them computes it."""
+    prefetch_tokens: int = 8192
+    """Tokens whose blocks are fetched and held for requests that wait in line, for all together; 0: none."""
+    slo_ttft_s: float = 0.0
+    """Target for the time to the first token: a request expected to take longer is refused with 429; 0: none."""
+    slo_tpot_s: float = 0.0
+    """Target for the time between two tokens: a request that would make it longer is refused with 429; 0: none."""
     max_body_bytes: int = 4 << 20
     """Larger request bodies are refused with 413."""
-    index_blocks: int = 1 << 16
-    """Blocks remembered per worker."""
+    index_blocks: int = 1 << 18
+    """Blocks remembered per worker and per node."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+            least = 0 if name in _MAY_BE_OFF else 1e-9
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} must be {'0 (off) or more' if not least else 'positive'}, got {getattr(self, name)}")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvpool.errors import ConfigError, DeadlineError, KvpoolError, UnavailableError
+from router.queue.refusal import RefusedError
 
 
 class ApiError(Exception):
@@ -87,6 +88,12 @@ def above_rate(tenant: str, wait_s: int) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", kind="rate_limit_error", headers={"retry-after": str(wait_s)})
 
 
+def refused(error: RefusedError) -> ApiError:
+    """429: too many wait, or it would not be answered in time."""
+    headers = {"retry-after": str(error.retry_after_s)}
+    return ApiError(429, f"{error}.", code="overloaded", kind="rate_limit_error", headers=headers)
+
+
 def not_found(path: str) -> ApiError:
     """404: no such path."""
     return ApiError(404, f"Unknown request URL: {path}. See docs/api.md for the supported paths.", code="unknown_url")
@@ -106,6 +113,8 @@ def of_failure(error: KvpoolError) -> ApiError:
     """The answer for a request that kvpool could not serve."""
     if isinstance(error, ConfigError):
         return bad_request(str(error))
+    if isinstance(error, RefusedError):
+        return refused(error)
     if isinstance(error, DeadlineError):
         return ApiError(504, f"The request timed out: {error}", code="timeout", kind="server_error")
     if isinstance(error, UnavailableError):

@@ -10,8 +10,8 @@ to have its place (`RefusedError`).
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvpool.clock import Clock
@@ -69,14 +69,9 @@ class Gate:
         """What those cost who would go before a newcomer."""
         return self._lines[kind].cost_before(priority)
 
-    @contextmanager
-    def passage(self) -> Iterator["Passage"]:
-        """What a request needs to get through, at most once at a time."""
-        passage = Passage(self)
-        try:
-            yield passage
-        finally:
-            passage.arrived()
+    def open_for(self, kind: str) -> bool:
+        """Whether one who comes now would pass at once."""
+        return not len(self._lines[kind]) and self._room(kind, self._on_way) > 0
 
     def poke(self) -> None:
         """There may be room: let through who can go."""
@@ -146,18 +141,19 @@ class Gate:
 class Passage:
     """One request's way through the gate."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, clock: Clock) -> None:
         self._gate = gate
+        self._clock = clock
         self._way: OnItsWay | None = None
         self.waited_ns = 0
 
-    async def enter(self, kind: str, clock: Clock, *, tenant: str, priority: int, cost: float, deadline_ns: int) -> None:
+    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int) -> None:
         """See `Gate.enter`."""
-        began_ns = clock.now_ns()
+        began_ns = self._clock.now_ns()
         try:
             self._way = await self._gate.enter(kind, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns)
         finally:
-            self.waited_ns += clock.now_ns() - began_ns
+            self.waited_ns += self._clock.now_ns() - began_ns
 
     def arrived(self) -> None:
         """A worker counts the request now, or it is over. Again: nothing."""

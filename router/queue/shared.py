@@ -42,7 +42,7 @@ class SharedWork:
     """The flights of one router. Lives on one event loop."""
 
     def __init__(self, clock: Clock, *, least_tokens: int, timeout_s: float) -> None:
-        """Fewer than `least_tokens` common tokens aren't worth a wait."""
+        """Fewer than `least_tokens` common tokens aren't worth a wait; 0: nothing is."""
         self._clock = clock
         self._least = least_tokens
         self._timeout_ns = int(timeout_s * SECOND)
@@ -61,6 +61,8 @@ class SharedWork:
         Returns how many are there then, what the request is to compute for all if it is worth telling, and how many leaders it followed.
         """
         followed = 0
+        if not self._least:
+            return held, None, followed
         while followed < MAX_FOLLOWED and self._clock.now_ns() < deadline_ns:
             found = self._flights.find(keys, held, priority=priority)
             if found is None or found[1] * block_tokens < self._least:

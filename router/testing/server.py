@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvpool.clock import MonotonicClock
 from kvpool.wire.guard import OPEN, Guard
@@ -28,15 +28,22 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(
-    model: TextModel, cluster: ScriptedCluster, *, limits: Limits | None = None, probe: PoolProbe | None = None, guard: Guard = OPEN
+    model: TextModel,
+    cluster: ScriptedCluster,
+    *,
+    limits: Limits | None = None,
+    probe: PoolProbe | None = None,
+    guard: Guard = OPEN,
+    direct: bool = False,
 ) -> AsyncIterator[Running]:
-    """A router for the length of the block."""
+    """A router for the length of the block. Without `direct` every prompt, short as it may be, takes the long way by a prefill worker."""
+    limits = limits or Limits()
     services = build_router(
         model=model,
         view=cluster,
         connect=cluster.connect,
         probe=probe or ScriptedPool(),
-        limits=limits or Limits(),
+        limits=limits if direct else replace(limits, direct_tokens=0),
         clock=MonotonicClock(),
         guard=guard,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,17 +10,16 @@ import pytest
 from kvpool.errors import ConfigError, DeadlineError, UnavailableError
 from kvpool.request import DecodeRequest, FinishReason, PrefillRequest, Sampling
 from kvpool.units import SECOND
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.index import PrefixIndex
+from router.assemble import build_dispatcher
 from router.job import Job, Trace
-from router.probe import GuardedProbe
 from router.settings import Limits
 from router.testing.cluster import ScriptedCluster
 from router.testing.loop import VirtualLoop, run_virtual
 from router.testing.pool import ScriptedPool
 from router.testing.workers import Fault, ScriptedWorker
 
+PLAIN = Limits(direct_tokens=0, follow_tokens=0)
+"""Every prompt takes the long way, alone."""
 PROMPT = tuple(range(10, 30))
 STOP = 99
 
@@ -36,11 +36,10 @@ class World:
         self.loop = loop
         self.cluster = ScriptedCluster("m")
         self.pool = ScriptedPool()
-        self.index = PrefixIndex(1000)
-        limits = limits or Limits()
-        self.fleet = Fleet(self.cluster, self.cluster.connect, "m", loop, self.index.forget)
-        probe = GuardedProbe(self.pool, loop, limits.pool_timeout_s)
-        self.dispatcher = Dispatcher(fleet=self.fleet, index=self.index, probe=probe, clock=loop, limits=limits)
+        self.dispatcher = build_dispatcher(
+            model="m", view=self.cluster, connect=self.cluster.connect, probe=self.pool, limits=limits or PLAIN, clock=loop
+        )
+        self.fleet = self.dispatcher.fleet
         self.trace = Trace(arrived_ns=0)
         self.fleet.start()
 
@@ -299,7 +298,7 @@ def test_request_that_kills_every_worker_is_given_up() -> None:
     """A poisonous request must not be carried to worker after worker without end."""
 
     async def work(loop: VirtualLoop) -> None:
-        world = World(loop, Limits(max_failures=3))
+        world = World(loop, replace(PLAIN, max_failures=3))
         workers = [world.add("decode", Fault(kind="die"), number=number) for number in range(2, 9)]
         with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
             await world.run(world.job())
@@ -380,16 +379,14 @@ def test_second_turn_goes_to_the_workers_that_hold_the_first() -> None:
     run_virtual(work)
 
 
-def test_pool_is_asked_only_when_its_answer_can_matter() -> None:
-    """One candidate needs no probe; two do; a pool in trouble is left alone for a while."""
+def test_pool_is_asked_once_per_request_and_left_alone_in_trouble() -> None:
+    """Whatever is chosen of it, one answer does; a pool that doesn't answer costs its time limit once, not every request."""
 
     async def work(loop: VirtualLoop) -> None:
         world = World(loop)
         world.add("prefill", number=1)
-        world.add("decode", number=11)
-        await world.run(world.job())
-        assert world.pool.asked == 0
         world.add("prefill", number=2)
+        world.add("decode", number=11)
         await world.run(world.job())
         assert world.pool.asked == 1
         world.pool.down = True

@@ -74,7 +74,7 @@ def test_prefill_is_told_the_nodes_of_the_decode_worker_that_goes_on() -> None:
         assert await world.run(world.job()) == expected(5)
         assert _handed(prefill) == [(nodes[1],)]
         assert len(workers[2].calls) == 1
-        assert world.pool.asked == 0  # the plan waits for nobody
+        assert world.pool.asked == 1  # once a request, at its arrival: the plan waits for nobody
 
     run_virtual(work)
 

@@ -115,7 +115,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         stack.callback(server.close)
         membership = stack.enter_context(open_membership(server.url))
         argv = [sys.executable, "-m", "router", "--cluster", server.url, "--port", "0", "--model", str(tmp_path / NAME)]
-        router = Child([*argv, "--stall-timeout", "5"], log_path=tmp_path / "router.log")
+        router = Child([*argv, "--stall-timeout", "5", "--direct-tokens", "0"], log_path=tmp_path / "router.log")
         stack.callback(lambda: router.stop(20.0))
         members = membership.wait(_has_router, _soon())
         url = next(member.info["url"] for member in members if member.role == "router")

@@ -25,12 +25,9 @@ from kvpool.cluster import open_membership
 from kvpool.request import Sampling
 from kvpool.wire.pool_client import PoolRpc
 from kvpool.wire.worker_client import WorkerClient
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.index import PrefixIndex
+from router.assemble import build_dispatcher
 from router.job import Job, Trace
 from router.pool import NodesProbe
-from router.probe import GuardedProbe
 from router.settings import Limits
 
 url, prompts, length, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -48,11 +45,9 @@ async def main(membership):
     async def counted():
         return {node_id: (await rpc.describe(20)).counters for node_id, rpc in rpcs.items()}
 
-    limits, clock = Limits(), MonotonicClock()
-    fleet = Fleet(membership, WorkerClient, "tiny", clock, lambda ref: None)
-    probe = GuardedProbe(NodesProbe(membership, PoolRpc), clock, 1.0)
-    dispatcher = Dispatcher(fleet=fleet, index=PrefixIndex(1000), probe=probe, clock=clock, limits=limits)
-    fleet.start()
+    limits, clock, probe = Limits(direct_tokens=0, pool_timeout_s=1.0), MonotonicClock(), NodesProbe(membership, PoolRpc)
+    dispatcher = build_dispatcher(model="tiny", view=membership, connect=WorkerClient, probe=probe, limits=limits, clock=clock)
+    dispatcher.fleet.start()
     for near in (True, False):
         await asyncio.to_thread(membership.configure, lambda config: replace(config, near_copies=near))
         while membership.config.near_copies is not near:
