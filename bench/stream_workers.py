@@ -124,17 +124,9 @@ def _take(stub: Stub) -> dict[int, list[int]]:
 
 async def answer(pipe: Connection, commands: dict[str, Any]) -> None:
     """Answer what comes on `pipe` until "end": a command is a name or (name, arguments...); coroutine functions are awaited."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pipe.fileno(), ready.set)
-    try:
-        while True:
-            await ready.wait()
-            ready.clear()
-            while pipe.poll():
-                name, *arguments = pipe.recv()
-                if name == "end":
-                    return
-                result = commands[name](*arguments)
-                pipe.send(await result if asyncio.iscoroutine(result) else result)
-    finally:
-        loop.remove_reader(pipe.fileno())
+    while True:
+        name, *arguments = await asyncio.to_thread(pipe.recv)
+        if name == "end":
+            return
+        result = commands[name](*arguments)
+        await asyncio.to_thread(pipe.send, await result if asyncio.iscoroutine(result) else result)
