@@ -28,7 +28,7 @@ class Fit:
         expected = self.seconds(features)
         if seconds <= 0 or expected <= 0:
             return
-        weight = 1.0 / (seconds * expected)
+        weight = 1.0 / (seconds * expected) ** 0.5
         for i, (row, f) in enumerate(zip(self._a, features, strict=True)):
             for j, g in enumerate(features):
                 row[j] = row[j] * self._keep + weight * f * g

@@ -78,7 +78,7 @@ class PrefillNode:
     def chunk(self, job: Job) -> tuple[int, float]:
         """How many tokens `job` computes now, and the seconds that takes."""
         left = job.prompt - job.done
-        tokens = left if self._order is WorkerOrder.ARRIVAL else min(left, self._world.chunk_tokens)
+        tokens = left if self._order is WorkerOrder.ARRIVAL else min(left, self._world.chunk(job.done))
         seconds = self._world.prefill_s(tokens, job.done)
         if job.done == job.context:
             seconds = max(seconds, job.context * self._world.token_bytes / self._world.host_to_device)  # layer by layer, both at once

@@ -46,6 +46,6 @@ def make_system(name: str, seed: int = 0) -> System:
             single_flight=True,
             order=order,
             aging=AGING,
-            eviction="value",
+            eviction="prefix-lru",
         )
     return system

@@ -11,11 +11,13 @@ Every number was fixed before any policy was tried, is the same for all of them,
 * Host memory for 3 million tokens a node, 1 TB (5.3.1): 5,860 blocks of 512.
 * Decode steps: weights and KV read once at 60 % (*assumed*) of 8 x 2.039 TB/s (A800 data sheet), and 20 ms (*assumed*) for what doesn't
   depend on either, which makes the 40 ms between tokens of figure 15. KV may fill 90 % (*assumed*) of 8 x 80 GB besides the weights.
-* Chunks of 2,048 tokens (vLLM's default for chunked prefill). A first token counts within 30 s, the mean time between tokens within 100 ms
-  (5.1).
+* Where an engine computes in chunks, each has the work of 1,024 tokens without a context: that fills the GPUs ("typically larger than
+  1000 tokens", 3.2), and deeper chunks have fewer tokens (as in Medha, arXiv 2409.17264).
+* A first token counts within 30 s, the mean time between tokens within 100 ms (5.1).
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class World:
     decode_nodes: int = 8
     block_tokens: int = 512
     node_blocks: int = 5860
-    chunk_tokens: int = 2048
+    chunk_tokens: int = 1024
     layers: int = 80
     width: int = 8192
     flops_per_s: float = 8 * 312e12 * 0.5
@@ -64,6 +66,12 @@ class World:
     def prefill_s(self, tokens: int, context: int = 0) -> float:
         """Seconds to compute tokens [context, context + tokens) of a prompt."""
         return self.linear_s * tokens + self.square_s * tokens * (2.0 * context + tokens)
+
+    def chunk(self, context: int) -> int:
+        """Tokens behind `context` others that have the work of a chunk."""
+        linear = self.linear_s + 2.0 * self.square_s * context
+        work = self.prefill_s(self.chunk_tokens)
+        return max(1, int((sqrt(linear * linear + 4.0 * self.square_s * work) - linear) / (2.0 * self.square_s)))
 
     def step_s(self, kv_tokens: float) -> float:
         """Seconds between two tokens of a decode node with so much KV in use."""
