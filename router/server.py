@@ -17,6 +17,8 @@ from kvpool.wire.credentials import Security, check_pair
 
 BACKLOG = 1024
 _LOOK_TICKS = 10
+IDLE_S = 75
+"""An idle connection lives longer than gateways keep theirs (60 s): who closes first must not be the one that is about to be asked."""
 
 
 class Server(uvicorn.Server):
@@ -34,6 +36,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 backlog=BACKLOG,
+                timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=drain_timeout_s,
                 **({} if tls is None else tls.options()),
             )

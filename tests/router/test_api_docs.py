@@ -20,8 +20,8 @@ def test_every_parameter_is_documented() -> None:
     table = API.split("## Parameters")[1].split("Refused")[0]
     for name in {*ChatBody.model_fields, *CompletionBody.model_fields}:
         assert f"`{name}" in table, name
-    refused = API.split("Refused")[1].split("## Answers")[0]
-    assert set(unsupported_parameters()) == set(re.findall(r"`([a-z_]+)`", refused)) - {"unsupported_parameter", "user", "metadata"}
+    refused = API.split("Refused with")[1].split("\n\n")[0]
+    assert set(unsupported_parameters()) == set(re.findall(r"`([a-z_]+)`", refused)) - {"unsupported_parameter", "metadata", "store"}
 
 
 def test_every_error_code_is_documented_and_made() -> None:
@@ -33,9 +33,13 @@ def test_every_error_code_is_documented_and_made() -> None:
 
 def test_every_fallback_is_documented() -> None:
     """They are the labels of a metric and part of answers."""
-    text = SOURCES[ROOT / "router" / "dispatch.py"]
-    reasons = {reason for call in re.findall(r"fell_back\((.*)\)", text) for reason in re.findall(r'"([a-z_]+)"', call)}
-    assert reasons == set(re.findall(r"`([a-z_]+)`", API.split("other than planned:")[1].split("## Errors")[0]))
+    reasons = {
+        reason
+        for text in SOURCES.values()
+        for call in re.findall(r"fell_back\((.*)\)", text)
+        for reason in re.findall(r'"([a-z_]+)"', call)
+    }
+    assert reasons == set(re.findall(r"`([a-z_]+)`", API.split("other than planned:")[1].split("\n\n")[0]))
 
 
 def test_every_flag_and_file_is_documented() -> None:
