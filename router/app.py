@@ -7,13 +7,14 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvpool.security.principal import Right
-from router.api.errors import ApiError, internal, model_not_found, not_found, request_not_found
+from router.api.errors import ApiError, internal, model_not_found, not_found, request_not_found, too_many_recordings
 from router.api.parse import parse_chat, parse_completion, parse_tokenize
 from router.decisions import spelled
+from router.decisions.recorder import MAX_RECORDINGS
 from router.endpoint import GenerateEndpoint
 from router.http import HungUpError, read_body, request_id_of
 from router.services import Services
@@ -26,7 +27,7 @@ def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette
     pages = _Pages(services)
     chat = GenerateEndpoint(services, name="chat", parse=parse_chat)
     completion = GenerateEndpoint(services, name="completion", parse=parse_completion)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
@@ -35,11 +36,14 @@ def build_app(services: Services, lifespan: Lifespan | None = None) -> Starlette
             Route("/tokenize", pages.tokenize, methods=["POST"]),
             Route("/health", pages.health, methods=["GET"]),
             Route("/metrics", pages.metrics, methods=["GET"]),
+            Route("/kvpool/record", pages.record, methods=["GET"]),
             Route("/kvpool/explain/{id}", pages.explain, methods=["GET"]),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, HungUpError: _hung_up, Exception: _fault},
         lifespan=lifespan or _no_lifespan,
     )
+    app.state.drain = services.recorder.close
+    return app
 
 
 class _Pages:
@@ -88,6 +92,16 @@ class _Pages:
         if found is None or not (own or principal.may(Right.ADMIN)):
             raise request_not_found(id)
         return JSONResponse(spelled(found), headers={"x-request-id": request_id_of(request)})
+
+    async def record(self, request: Request) -> Response:
+        """What ends from now on, a line each, until the caller hangs up or the server stops."""
+        services = self._services
+        services.access.check(request, Right.ADMIN)
+        if services.recorder.full:
+            raise too_many_recordings(MAX_RECORDINGS)
+        headers = {"x-request-id": request_id_of(request), "cache-control": "no-cache", "x-accel-buffering": "no"}
+        lines = services.recorder.lines(services.model.name, services.clock.now_ns())
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
 
     def _model(self) -> dict[str, Any]:
         services = self._services

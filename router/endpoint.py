@@ -99,6 +99,7 @@ class GenerateEndpoint:
             for answer in call.answers:
                 services.metrics.generated(len(answer.job.prompt), answer.trace)
                 services.decisions.ended(answer.job.request_id, answer.trace)
+                services.recorder.ended(answer.job, answer.trace, outcome)
             _log_end(call, outcome)
 
     async def _answer(self, call: _Call) -> str:

@@ -27,6 +27,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, drain_timeout_s: int, tls: "ServerTls | None" = None) -> None:
         """Requests in flight get `drain_timeout_s` to finish at the end. With `tls` it speaks HTTPS only."""
         self._tls = tls
+        self._app = app
         super().__init__(
             uvicorn.Config(
                 app,
@@ -48,6 +49,11 @@ class Server(uvicorn.Server):
         """Start, and say so."""
         await super().startup(sockets)
         self.serving.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; what would go on for ever (recordings) ends now, and does not use up the time of those in flight."""
+        self._app.state.drain()
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; new certificates are for those who connect from now on."""

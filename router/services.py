@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool.clock import Clock
@@ -11,6 +11,7 @@ from kvpool.errors import ConfigError
 from router.access import Access
 from router.api.errors import bad_request, too_many_requests
 from router.decisions import Decisions
+from router.decisions.recorder import Recorder
 from router.dispatch import Dispatcher
 from router.metrics import Metrics
 from router.settings import Limits
@@ -33,6 +34,7 @@ class Services:
     clock: Clock
     started_s: int
     """Unix seconds at the start of the router."""
+    recorder: Recorder = field(default_factory=Recorder)
     in_flight: int = 0
 
     @contextmanager

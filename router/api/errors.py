@@ -104,6 +104,12 @@ def request_not_found(id: str) -> ApiError:
     return ApiError(404, f"No request {id[:128]!r} among the last of this router.", code="request_not_found")
 
 
+def too_many_recordings(limit: int) -> ApiError:
+    """429: others record already."""
+    message = f"{limit} recordings are under way, which is this server's limit."
+    return ApiError(429, message, code="too_many_recordings", kind="rate_limit_error", headers={"retry-after": "60"})
+
+
 def internal() -> ApiError:
     """500: a fault of ours; details are in the log only."""
     return ApiError(500, "The server had an error while processing your request.", code="internal_error", kind="server_error")
