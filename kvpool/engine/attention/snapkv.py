@@ -1,0 +1,85 @@
+"""SnapKV (Li et al., arXiv 2404.14469): what the end of the prompt looks at is what the answer will need.
+
+The last `window` prompt tokens, usually the question, vote: the weights they pay each earlier token, averaged over them and over
+the query heads that share a KV head, then over `kernel` neighbours, so that what stands beside an important token stays with it.
+Who has the most votes stays, together with the window itself; that is decided once, when the prompt ends, and all later
+tokens stay too. Only the window's queries are needed, so the rest of the prompt may come from a pool.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvpool.engine.attention.partial import causal, scores
+from kvpool.engine.attention.settings import SnapKVSettings
+from kvpool.engine.attention.taint import Scope
+from kvpool.engine.attention.technique import EVERYTHING, Seen, Selection, Traits
+from kvpool.errors import LocalError
+
+
+class _Ballot:
+    """One layer: the last queries ``[kv_heads, group, up to window, dim]``, their votes, and tokens counted or chosen so far."""
+
+    def __init__(self) -> None:
+        self.queries: Tensor | None = None
+        self.votes: Tensor | None = None
+        self.ids: Tensor | None = None
+        self.count = 0
+
+
+class SnapKV:
+    """A `TokenSelector`: `budget` tokens of the prompt per layer and KV head, and everything after it."""
+
+    def __init__(self, settings: SnapKVSettings) -> None:
+        self.traits = Traits(scope=Scope.QUERIES, prompt_queries=settings.window)
+        self._settings = settings
+        self._settled = False
+        self._layers: dict[int, _Ballot] = {}
+
+    def update(self, layer: int, seen: Seen) -> None:
+        """In the prompt, let the newest window vote on what is before it; after it, the new tokens join."""
+        ballot = self._layers.setdefault(layer, _Ballot())
+        if not self._settled:
+            self._vote(ballot, seen)
+            ballot.count = seen.keys.shape[1]
+        else:
+            if ballot.ids is not None:
+                ids = torch.arange(ballot.count, ballot.count + seen.new, device=ballot.ids.device)
+                ballot.ids = torch.cat((ballot.ids, ids.expand(len(ballot.ids), -1)), dim=1)
+            ballot.count += seen.new
+
+    def settle(self, prompt: int) -> None:
+        """Count the votes. Raises `LocalError` when part of the window was loaded and not computed."""
+        self._settled = True
+        budget = max(self._settings.tokens(prompt), self._settings.window)
+        for ballot in self._layers.values():
+            if ballot.count > budget:
+                ballot.ids = self._choose(ballot, budget)
+            ballot.queries = ballot.votes = None
+
+    def keep(self, layer: int, past: int) -> Selection:
+        """The chosen, the window, and what came after."""
+        ballot = self._layers.get(layer)
+        if ballot is None or ballot.count != past:
+            raise LocalError(f"snapkv was not shown the end of the {past} tokens of layer {layer}")
+        return EVERYTHING if ballot.ids is None else Selection(ballot.ids)
+
+    def _vote(self, ballot: _Ballot, seen: Seen) -> None:
+        heads, rows, dim = seen.queries.shape
+        newest = seen.queries.view(heads, rows // seen.new, seen.new, dim)
+        held = newest if ballot.queries is None else torch.cat((ballot.queries, newest), dim=2)
+        ballot.queries = held[:, :, -self._settings.window :].clone()
+        before = seen.keys.shape[1] - ballot.queries.shape[2]
+        voters = ballot.queries.reshape(heads, -1, dim)
+        visible = causal(voters.shape[1], before, ballot.queries.shape[2], seen.keys.device)
+        paid = scores(voters, seen.keys, seen.scale, visible).softmax(dim=-1)
+        ballot.votes = paid[:, :, :before].mean(dim=1)
+
+    def _choose(self, ballot: _Ballot, budget: int) -> Tensor:
+        window, kernel = self._settings.window, self._settings.kernel
+        if ballot.votes is None or ballot.votes.shape[1] != ballot.count - window:
+            raise LocalError(f"snapkv needs the queries of the last {window} tokens of the prompt; they were not all computed here")
+        pooled = functional.avg_pool1d(ballot.votes, kernel, padding=kernel // 2, stride=1)
+        chosen = pooled.topk(budget - window, dim=1).indices.sort(dim=1).values
+        last = torch.arange(ballot.count - window, ballot.count, device=chosen.device)
+        return torch.cat((chosen, last.expand(len(chosen), -1)), dim=1)
