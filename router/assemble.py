@@ -10,13 +10,16 @@ from kvpool.clock import Clock
 from kvpool.cluster import Member
 from kvpool.errors import ConfigError
 from kvpool.policy.prefix import PrefixIndex
+from kvpool.policy.routing import WorkerRef
 from kvpool.policy.routing.names import OURS, make_policy
+from kvpool.wire.events_client import EventsRpc
 from kvpool.wire.guard import OPEN, Guard
 from router.access import Access
 from router.app import build_app
 from router.choose import Chooser
 from router.decisions import Decisions
 from router.dispatch import Dispatcher
+from router.feeds import MemberFeeds
 from router.fleet import ClusterView, Fleet
 from router.holdings import Holdings
 from router.metrics import Metrics
@@ -42,14 +45,17 @@ def build_dispatcher(
     policy: str = OURS,
     seed: int = 0,
     lease: Callable[[Member], LeasePort] | None = None,
-    complete: Callable[[], bool] = lambda: False,
+    events: Callable[[Member], EventsRpc] | None = None,
 ) -> Dispatcher:
     """What carries jobs for the model called `model`, not yet following the cluster.
 
     `policy` is a name of `kvpool.policy.routing.names`, `seed` for those that draw. `lease` connects to pool nodes for what is fetched for
-    those who wait (None: nothing is). `complete` says whether the index knows what all nodes hold. Raises `ConfigError`: no such policy.
+    those who wait (None: nothing is). `events` connects to what members tell of their blocks (None: the pool is
+    asked instead). Raises `ConfigError`: no such policy.
     """
-    holdings = Holdings(PrefixIndex(limits.index_blocks), view, GuardedProbe(probe, clock, limits.pool_timeout_s), complete)
+    index = PrefixIndex[WorkerRef](limits.index_blocks)
+    feeds = MemberFeeds(view, index, events) if events is not None else None
+    holdings = Holdings(index, view, GuardedProbe(probe, clock, limits.pool_timeout_s), feeds)
     fleet = Fleet(view, connect, model, clock, lambda ref: chooser.forget(ref), limits)
     chooser = Chooser(
         fleet=fleet,
@@ -86,6 +92,7 @@ def build_router(
     policy: str = OURS,
     seed: int = 0,
     lease: Callable[[Member], LeasePort] | None = None,
+    events: Callable[[Member], EventsRpc] | None = None,
 ) -> Services:
     """The parts of one router, not yet following the cluster. As for `build_dispatcher`."""
     decisions = Decisions(clock)
@@ -100,6 +107,7 @@ def build_router(
         policy=policy,
         seed=seed,
         lease=lease,
+        events=events,
     )
     return Services(
         model=model,
@@ -118,7 +126,7 @@ def application(services: Services) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        services.dispatcher.fleet.start()
+        services.dispatcher.start()
         try:
             yield
         finally:

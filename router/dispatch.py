@@ -74,6 +74,11 @@ class Dispatcher:
         """
         return _Run(self, job, trace).tokens()
 
+    def start(self) -> None:
+        """Follow the cluster from now on; call on the event loop."""
+        self.fleet.start()
+        self.holdings.start()
+
     async def close(self) -> None:
         """End what still runs, then the connections; bounded."""
         await self.entrance.close()

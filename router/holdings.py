@@ -4,12 +4,13 @@ The index is fed by events (`router/feeds`) and by what requests show. While som
 request (`probe.py`). What somebody said in between, a prefill that published or the leader of a flight, counts besides (`need.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvpool.policy.placement import NodeState
 from kvpool.policy.prefix import Match, PrefixIndex, Reach
 from kvpool.policy.routing import Source, Tier, WorkerRef
 from kvpool.request.events import BESIDE
+from router.feeds import MemberFeeds
 from router.need import Need
 from router.pool import PoolView, placed_nodes
 from router.probe import GuardedProbe
@@ -22,17 +23,27 @@ Index = PrefixIndex[WorkerRef]
 class Holdings:
     """What is known of who holds what."""
 
-    def __init__(self, index: Index, view: PoolView, probe: GuardedProbe, complete: Callable[[], bool]) -> None:
-        """`complete` says whether the index has the blocks of all live nodes."""
+    def __init__(self, index: Index, view: PoolView, probe: GuardedProbe, feeds: MemberFeeds | None) -> None:
+        """`feeds` fill the index; without them the pool is always asked."""
         self.index = index
         self._view = view
         self._probe = probe
-        self._complete = complete
+        self._feeds = feeds
+
+    @property
+    def complete(self) -> bool:
+        """Whether the index has the blocks of all live nodes."""
+        return self._feeds is not None and self._feeds.complete()
+
+    def start(self) -> None:
+        """Follow what members tell from now on; call on the event loop."""
+        if self._feeds is not None:
+            self._feeds.start()
 
     async def look(self, need: Need, worker: Worker) -> int:
         """Leading blocks of the prompt that the pool holds for `worker`."""
         keys = need.keys(worker)
-        if not need.known(worker) and keys and not self._complete():
+        if not need.known(worker) and keys and not self.complete:
             need.hold(worker, await self._probe.longest_prefix(keys, worker.block_tokens) or 0)
         reach = self.index.match(keys).together((), self._nodes())
         return max(reach.blocks, need.held(worker))
@@ -79,6 +90,8 @@ class Holdings:
 
     async def close(self) -> None:
         """Disconnect from the pool."""
+        if self._feeds is not None:
+            await self._feeds.close()
         await self._probe.close()
 
     def _nodes(self) -> list[WorkerRef]:

@@ -27,7 +27,10 @@ from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_client import PoolRpc
 from kvpool.wire.worker_client import WorkerClient
 from router.assemble import application, build_router
+from router.feeds import dial
 from router.pool import NodesProbe
+from router.replicas.peers import LOADS_INFO
+from router.replicas.service import Replicas
 from router.server import BACKLOG, Server, ServerTls
 from router.settings import Limits
 from router.text.model import TextModel
@@ -50,6 +53,7 @@ class Config:
     drain_timeout_s: int
     limits: Limits
     policy: str = OURS
+    peer_port: int = 0
     guard: Guard = OPEN
     client_ca: Path | None = None
 
@@ -69,33 +73,38 @@ async def serve(config: Config, model: TextModel) -> None:
             guard=config.guard,
             policy=config.policy,
             seed=secrets.randbits(32),
+            events=dial(config.guard.security),
             lease=lambda node: PoolRpc(node.address, NodeIdentity(node.id, node.incarnation), config.guard.security),
         )
+        replicas = Replicas(membership, services.dispatcher.fleet, config.guard, MonotonicClock())
+        services.metrics.routers_heard.set_function(lambda: replicas.heard)
         tls = ServerTls.of(config.guard.security, config.client_ca)
         config.guard.check_listen(f"{config.host}:{config.port}")
         server = Server(application(services), config.drain_timeout_s, tls)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _stop, server)
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
-        joining = asyncio.ensure_future(
-            _join(server, membership, config.advertise, bound.getsockname()[1], "http" if tls is None else "https")
-        )
+        scheme = "http" if tls is None else "https"
+        joining = asyncio.ensure_future(_join(server, replicas, membership, config, bound.getsockname()[1], scheme))
         try:
             await serving
         finally:
             joining.cancel()
             await asyncio.wait({joining})
+            await replicas.close()
             await asyncio.to_thread(membership.close)
 
 
-async def _join(server: Server, membership: Membership, host: str, port: int, scheme: str) -> None:
+async def _join(server: Server, replicas: Replicas, membership: Membership, config: Config, port: int, scheme: str) -> None:
     """Once requests are served, say so in the log and join the cluster; a store that is down is tried again."""
     await server.serving.wait()
+    host = config.advertise
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    info = {"url": f"{scheme}://{address}", LOADS_INFO: await replicas.start(config.host, config.peer_port, host)}
     log.info("serving on %s://%s", scheme, address)
     while True:
         try:
-            await asyncio.to_thread(membership.join, role="router", address=address, info={"url": f"{scheme}://{address}"})
+            await asyncio.to_thread(membership.join, role="router", address=address, info=info)
         except UnavailableError as error:
             log.warning("not a member yet: %s", error)
             await asyncio.sleep(_JOIN_RETRY_S)
@@ -126,6 +135,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
 @click.option("--advertise", default=None, help="Host at which others reach this router; --host by default (127.0.0.1 for a wildcard).")
+@click.option("--peer-port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port for other routers; 0: a free one.")
 @click.option("--model", required=True, help="smollm2, a model directory or a .gguf file: whose tokenizer and chat template to use.")
 @click.option("--served-model-name", default=None, help="Name in the API and of the workers to use; the --model's last part by default.")
 @click.option("--request-timeout", default=_DEFAULTS.request_timeout_s, show_default=True, help="Seconds a request may take in all.")
@@ -153,6 +163,7 @@ def main(
     host: str,
     port: int,
     advertise: str | None,
+    peer_port: int,
     model: str,
     served_model_name: str | None,
     request_timeout: float,
@@ -203,6 +214,7 @@ def main(
             drain_timeout_s=drain_timeout,
             limits=limits,
             policy=policy,
+            peer_port=peer_port,
             guard=Guard.open(flags),
             client_ca=https_client_ca,
         )

@@ -50,6 +50,7 @@ class Metrics:
         workers = Gauge(name + "workers_alive", "Live workers by role", ["role"], registry=registry)
         for role in ROLES:
             workers.labels(role).set_function(partial(_alive, fleet, role))
+        self.routers_heard = Gauge(name + "routers_heard", "Other routers whose load on workers is known", registry=registry)
         wait = "Seconds a request stood in line for a worker"
         self._waited = Histogram(name + "queue_seconds", wait, buckets=_TTFT_BUCKETS, registry=registry)
         registry.register(_Inside(dispatcher))

@@ -53,6 +53,7 @@ METHODS: Mapping[str, tuple[Right, ...]] = {
     "/kvpool.v1.Peer/Handover": (_WORKER,),
     "/kvpool.v1.Peer/Heads": (_WORKER,),
     "/kvpool.v1.Events/Watch": (_WORKER, _ADMIN),
+    "/kvpool.v1.Router/Loads": (_WORKER, _ADMIN),
     "/kvpool.v1.Worker/Prefill": (_WORKER,),
     "/kvpool.v1.Worker/Decode": (_WORKER,),
     "/kvpool.v1.Worker/Status": (_WORKER, _ADMIN),
