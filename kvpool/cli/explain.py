@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kvpool.cli.options import cluster_option, json_option, print_json
+from kvpool.cli.routers import router_urls
 from kvpool.errors import ConfigError, UnavailableError
 
 ASK_TIMEOUT_S = 5.0
@@ -23,22 +24,11 @@ def explain(request_id: str, router: str | None, cluster: str | None, as_json: b
 
     A router remembers its last 1,024 requests.
     """
-    found = _ask([router.rstrip("/")] if router else _routers(cluster), request_id)
+    found = _ask([router.rstrip("/")] if router else router_urls(cluster), request_id)
     if as_json:
         print_json(found)
     else:
         _show(found)
-
-
-def _routers(cluster: str | None) -> list[str]:
-    from kvpool.cli.snapshot import open_cluster
-    from kvpool.cli.state import find_cluster
-
-    with open_cluster(find_cluster(cluster)) as membership:
-        urls = [member.info["url"] for member in membership.members() if member.role == "router" and "url" in member.info]
-    if not urls:
-        raise UnavailableError("no router has joined the cluster; name one with --router")
-    return urls
 
 
 def _ask(urls: Sequence[str], request_id: str) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The little HTTP the CLI speaks to a router, with the standard library: no proxy, one time limit, kvpool errors."""
 
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 from kvpool.cli.credentials import https_context, security
@@ -11,6 +13,7 @@ from kvpool.errors import ConfigError, KvpoolError, ProtocolError, UnavailableEr
 from kvpool.wire.credentials import Security, is_loopback
 
 MAX_ANSWER_BYTES = 16 << 20
+STREAM_IDLE_S = 60.0
 
 
 def call(url: str, *, body: Any = None, timeout_s: float, credentials: Security | None = None) -> Any:
@@ -31,6 +34,39 @@ def get_text(url: str, *, timeout_s: float) -> str:
     return _exchange(url, None, timeout_s, security()).decode(errors="replace")
 
 
+def stream_lines(url: str, *, until_s: float | None = None) -> Iterator[str]:
+    """GET `url` and give its lines as they come, until the server ends or the monotonic time `until_s`. Errors as `call`.
+
+    A server that sends nothing for `STREAM_IDLE_S` counts as gone. The end may come later than `until_s` by as long as the server
+    pauses between lines.
+    """
+    credentials = security()
+    request = urllib.request.Request(url, headers=authorization(url, credentials))
+    try:
+        with _opener(url, credentials).open(request, timeout=_left_s(until_s)) as answer:
+            while line := answer.readline(MAX_ANSWER_BYTES):
+                yield line.decode(errors="replace")
+                if until_s is not None and time.monotonic() >= until_s:
+                    return
+    except urllib.error.HTTPError as error:
+        raise _refused(url, error) from error
+    except OSError as error:
+        if until_s is not None and time.monotonic() >= until_s:
+            return
+        raise UnavailableError(f"{url} can't be reached: {getattr(error, 'reason', error)}") from error
+
+
+def _left_s(until_s: float | None) -> float:
+    return STREAM_IDLE_S if until_s is None else min(STREAM_IDLE_S, max(0.05, until_s - time.monotonic()))
+
+
+def _refused(url: str, error: urllib.error.HTTPError) -> KvpoolError:
+    with error:
+        words = error.read(2000).decode(errors="replace").strip()
+    kind: type[KvpoolError] = UnavailableError if error.code >= 500 else ConfigError
+    return kind(f"{url} answered {error.code}: {words}")
+
+
 def _exchange(url: str, data: bytes | None, timeout_s: float, credentials: Security) -> bytes:
     headers = {"Content-Type": "application/json"} if data else {}
     headers.update(authorization(url, credentials))
@@ -40,10 +76,7 @@ def _exchange(url: str, data: bytes | None, timeout_s: float, credentials: Secur
             text: bytes = answer.read(MAX_ANSWER_BYTES)
             return text
     except urllib.error.HTTPError as error:
-        with error:
-            words = error.read(2000).decode(errors="replace").strip()
-        kind: type[KvpoolError] = UnavailableError if error.code >= 500 else ConfigError
-        raise kind(f"{url} answered {error.code}: {words}") from error
+        raise _refused(url, error) from error
     except OSError as error:
         raise UnavailableError(f"{url} can't be reached: {getattr(error, 'reason', error)}") from error
 

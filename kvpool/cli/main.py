@@ -27,6 +27,8 @@ COMMANDS = {
     "drain": ("kvpool.cli.drain", "Move all blocks of a node to others, so that it can be stopped."),
     "gc": ("kvpool.cli.gc", "End what has run out and give dead room back."),
     "explain": ("kvpool.cli.explain", "Show why a request went where it went, and what became of it."),
+    "record": ("kvpool.cli.record", "Record what a router serves, without text, to be replayed."),
+    "replay": ("kvpool.cli.replay", "Send a trace to a router, or run it through a simulated cluster."),
     "bench": ("kvpool.cli.bench.command", "Measure the pool on these machines beside what they can do."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }
