@@ -30,10 +30,15 @@ from router.feeds.vllm_wire import MalformedError, read_batch
 log = logging.getLogger("router.feeds")
 
 WAITING: Final = 1024
+REPLAYED: Final = 1 << 14
+"""Messages of a replay that wait; engines keep 10,000 unless told otherwise."""
 MAX_MESSAGE_BYTES: Final = 16 << 20
 _SEQUENCE_BYTES: Final = 8
 _END: Final = (1 << 64) - 1
 _LONGEST_PAUSE_S: Final = 5.0
+_MAX_PARTS: Final = 64
+_BETWEEN_S: Final = 1.0
+"""A replay that has begun doesn't pause for so long."""
 
 
 class VllmFeed:
@@ -104,7 +109,7 @@ class VllmFeed:
         while True:
             socket = self._context.socket(zmq.SUB)
             try:
-                _bounded(socket)
+                _bounded(socket, WAITING)
                 socket.setsockopt(zmq.SUBSCRIBE, self._topic)
                 socket.connect(self._endpoint)
                 await self._follow(socket)
@@ -152,9 +157,11 @@ class VllmFeed:
         """Take in what the engine has said since; False when it doesn't answer."""
         if self._replay_endpoint is not None:
             try:
-                if not await self._replay(max(0, self._order.next - 1)):
-                    self._forget()
-                    await self._replay(0)
+                for _ in range(_MAX_PARTS):
+                    if await self._replay(max(0, self._order.next - 1)):
+                        break
+                else:
+                    raise TimeoutError("no end of it")
             except (zmq.ZMQError, TimeoutError) as error:
                 self.counts.replay_failures += 1
                 log.warning("%s does not replay its events: %s", self._replay_endpoint, error or "no answer in time")
@@ -163,33 +170,47 @@ class VllmFeed:
         return True
 
     async def _replay(self, first: int) -> bool:
-        """Take in what the engine replays from message `first` on; False if that isn't the one that was taken in under that number."""
+        """Take in what the engine replays from message `first` on, and prove by that one that it is the engine we know.
+
+        False when it is to be asked again: it is not and all was forgotten, or a part of the answer was lost on the way, for an engine
+        drops what it can't send at once. `TimeoutError` when nothing new came.
+        """
         self.counts.replays += 1
-        proved = self._order.next == 0
-        async with aclosing(self._replayed(first)) as messages:
-            async for sequence, payload in messages:
-                place = self._order.place(sequence, payload)
-                if not proved and (sequence != first or place is not Place.OLD):
-                    return False
-                proved = True
-                if place is Place.OTHER_LIFE:
-                    return False
-                if place is Place.GAP and self._order.next:
-                    self._forget()
-                if place is not Place.OLD:
-                    self._take(sequence, payload)
+        due = self._order.next
+        proved = due == 0
+        try:
+            async with aclosing(self._replayed(first)) as messages:
+                async for sequence, payload in messages:
+                    place = self._order.place(sequence, payload)
+                    if place is Place.OTHER_LIFE or (not proved and (sequence != first or place is not Place.OLD)):
+                        self._forget()
+                        return False
+                    proved = True
+                    if place is Place.GAP and self._order.next:
+                        if self._order.next > due:
+                            return False
+                        self._forget()  # what is missing is not there any more
+                        due = 0
+                    if place is not Place.OLD:
+                        self._take(sequence, payload)
+        except TimeoutError:
+            if self._order.next > due:
+                return False
+            raise
+        if not proved:
+            self._forget()
         return proved
 
     async def _replayed(self, first: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """The messages that the engine still has, from number `first` on."""
-        socket = self._context.socket(zmq.DEALER)
+        socket, patience_s = self._context.socket(zmq.DEALER), self._replay_s
         try:
-            _bounded(socket)
+            _bounded(socket, REPLAYED)
             socket.connect(self._replay_endpoint or "")
-            async with asyncio.timeout(self._replay_s):
+            async with asyncio.timeout(patience_s):
                 await socket.send_multipart([b"", first.to_bytes(_SEQUENCE_BYTES, "big")])
             while True:
-                async with asyncio.timeout(self._replay_s):
+                async with asyncio.timeout(patience_s):
                     frames = await socket.recv_multipart()
                 # an empty frame, in some versions the topic, the number, the payload
                 if len(frames) < 3 or len(frames[-2]) != _SEQUENCE_BYTES:
@@ -199,6 +220,7 @@ class VllmFeed:
                 if sequence == _END:
                     return
                 yield sequence, frames[-1]
+                patience_s = min(patience_s, _BETWEEN_S)
         finally:
             socket.close(linger=0)
 
@@ -217,9 +239,9 @@ class VllmFeed:
         self._blocks.reset()
 
 
-def _bounded(socket: Any) -> None:
+def _bounded(socket: Any, waiting: int) -> None:
     """Limits on what waits, on a message, and on how often a connection is tried."""
-    socket.setsockopt(zmq.RCVHWM, WAITING)
+    socket.setsockopt(zmq.RCVHWM, waiting)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
