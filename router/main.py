@@ -56,11 +56,12 @@ class Config:
     peer_port: int = 0
     guard: Guard = OPEN
     client_ca: Path | None = None
+    record: Path | None = None
 
 
 async def serve(config: Config, model: TextModel) -> None:
     """Serve until SIGTERM or SIGINT, then let requests in flight finish for `drain_timeout_s`; a second signal ends them."""
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         bound = stack.enter_context(_bind(config.host, config.port))
         membership = stack.enter_context(await asyncio.to_thread(open_membership, config.cluster))
         services = build_router(
@@ -76,6 +77,7 @@ async def serve(config: Config, model: TextModel) -> None:
             events=dial(config.guard.security),
             lease=lambda node: PoolRpc(node.address, NodeIdentity(node.id, node.incarnation), config.guard.security),
         )
+        await stack.enter_async_context(services.recorder.written(config.record, model.name, services.clock.now_ns()))
         replicas = Replicas(membership, services.dispatcher.fleet, config.guard, MonotonicClock())
         services.metrics.routers_heard.set_function(lambda: replicas.heard)
         tls = ServerTls.of(config.guard.security, config.client_ca)
@@ -156,6 +158,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--slo-tpot", default=0.0, show_default=True, help="Seconds between tokens beyond which requests get 429; 0: no target.")
 @click.option("--drain-timeout", default=10, show_default=True, type=click.IntRange(1), help="Seconds for requests in flight at the end.")
 @click.option("--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--record", default=None, type=click.Path(path_type=Path), help="New file for what is served, hashed (docs/replay.md).")
 @click.option("--https-client-ca", default=None, type=click.Path(path_type=Path), help="Serve only HTTPS clients with a certificate by it.")
 @http_guard_options
 def main(
@@ -183,6 +186,7 @@ def main(
     drain_timeout: int,
     log_level: str,
     https_client_ca: Path | None,
+    record: Path | None,
     **flags: Any,
 ) -> None:
     """Serve OpenAI's API for one model of a kvpool cluster."""
@@ -217,6 +221,7 @@ def main(
             peer_port=peer_port,
             guard=Guard.open(flags),
             client_ca=https_client_ca,
+            record=record,
         )
         _run(config, text)
     except KvpoolError as error:

@@ -9,14 +9,21 @@ Requests are noted as they end and hashed on another thread; a recording that fa
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import struct
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
+from kvpool.errors import ConfigError
 from kvpool.replay.traces import own
 from router.job import Job, Trace
+
+log = logging.getLogger("router.recorder")
 
 BLOCK_TOKENS = 16
 MAX_WAITING = 1024
@@ -66,7 +73,7 @@ class Recorder:
         """Whether as many record as may."""
         return len(self._recordings) >= MAX_RECORDINGS
 
-    async def lines(self, model: str, now_ns: int) -> AsyncIterator[str]:
+    async def lines(self, model: str, now_ns: int) -> AsyncGenerator[str, None]:
         """A recording that begins at `now_ns`, line by line, each with its end; until it is closed, or the recorder is."""
         recording = Recording(model, now_ns)
         self._recordings.add(recording)
@@ -75,6 +82,36 @@ class Recorder:
                 yield line
         finally:
             self._recordings.discard(recording)
+
+    @asynccontextmanager
+    async def written(self, path: Path | None, model: str, now_ns: int) -> AsyncIterator[None]:
+        """Record into a new file at `path` (None: not at all) for the length of the block. Raises `ConfigError` when it can't be made.
+
+        A file that can't be written any more ends the recording, with a line in the log; requests are served all the same.
+        """
+        if path is None:
+            yield
+            return
+        try:
+            file = await asyncio.to_thread(path.open, "x")
+        except OSError as error:
+            raise ConfigError(f"can't record into {path}: {error}; --record takes a file that isn't there yet") from error
+        writing = asyncio.ensure_future(self._write(file, path, model, now_ns))
+        try:
+            yield
+        finally:
+            self.close()
+            await asyncio.wait({writing})
+
+    async def _write(self, file: IO[str], path: Path, model: str, now_ns: int) -> None:
+        with file:
+            try:
+                async with aclosing(self.lines(model, now_ns)) as lines:
+                    async for line in lines:
+                        if line.strip():
+                            await asyncio.to_thread(_put, file, line)
+            except OSError as error:
+                log.error("the recording into %s has ended: %s", path, error)
 
     def close(self) -> None:
         """End all recordings once they have written what they hold."""
@@ -149,6 +186,11 @@ class Recording:
         if not parts[-1]:
             return ""
         return hashlib.blake2b("\0".join((kind, *parts)).encode(), key=self._secret, digest_size=_HASH_BYTES).hexdigest()
+
+
+def _put(file: IO[str], line: str) -> None:
+    file.write(line)
+    file.flush()
 
 
 def block_hashes(secret: bytes, salt: bytes, prompt: tuple[int, ...]) -> list[str]:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from kvpool.errors import ConfigError
 from kvpool.replay.traces import read_trace
 from kvpool.request import FinishReason, Sampling, Scope, TokenSources
 from router.decisions.recorder import MAX_RECORDINGS, MAX_WAITING, Recorder, block_hashes
@@ -56,7 +58,7 @@ async def test_recording_holds_lengths_times_and_hashes_only() -> None:
     assert first["session"] not in ("s", other["session"])
     assert first["tenant"] not in ("acme", other["tenant"])
     assert "session" not in second
-    await lines.aclose()  # type: ignore[attr-defined]
+    await lines.aclose()
 
 
 async def test_two_recordings_have_nothing_in_common() -> None:
@@ -121,6 +123,19 @@ async def test_recording_over_http_can_be_replayed(tmp_path: Path) -> None:
     assert [(r.prompt_tokens, r.output_tokens, r.blocks) for r in trace.requests] == [(40, 3, (0, 1, 2)), (40, 3, (0, 1, 3))]
 
 
+async def test_recording_into_a_file_ends_with_what_was_served(tmp_path: Path) -> None:
+    """Everything is written before the router is gone; a file that is there already is never touched."""
+    recorder, path = Recorder(), tmp_path / "recorded.jsonl"
+    async with recorder.written(path, "m", 0), recorder.written(None, "m", 0):
+        await asyncio.sleep(0)
+        for _ in range(5):
+            recorder.ended(_job((1, 2)), _trace(), "ok")
+    assert len((await asyncio.to_thread(read_trace, path)).requests) == 5
+    with pytest.raises(ConfigError, match="isn't there yet"):
+        async with recorder.written(path, "m", 0):
+            raise AssertionError("it must not begin")
+
+
 async def test_number_of_recordings_is_bounded(tmp_path: Path) -> None:
     """Each costs hashing."""
     async with _router(tmp_path) as (running, http):
@@ -130,5 +145,5 @@ async def test_number_of_recordings_is_bounded(tmp_path: Path) -> None:
         response = await http.get("/kvpool/record")
         assert (response.status_code, response.json()["error"]["code"]) == (429, "too_many_recordings")
         for lines in held:
-            await lines.aclose()  # type: ignore[attr-defined]
+            await lines.aclose()
         assert not running.services.recorder.full
