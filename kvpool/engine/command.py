@@ -46,6 +46,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--max-queued", default=256, show_default=True, type=click.IntRange(0), help="Requests that may wait; more are refused."),
     click.option("--kv-memory", default="8GiB", show_default=True, help="KV that active requests may reserve."),
     click.option("--resident", default="512MiB", show_default=True, help="KV of finished requests to keep; 0 keeps none."),
+    click.option("--deterministic", is_flag=True, help="Scores that depend, to the bit, on nobody a request is computed with."),
     click.option("--load-timeout", default=600.0, show_default=True, help="Seconds to find (and once convert) the model."),
     click.option("--drain", default=3.0, show_default=True, help="Seconds requests may go on after SIGTERM."),
 )
@@ -96,6 +97,7 @@ def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
             max_queued=flags["max_queued"],
             kv_bytes=parse_size(flags["kv_memory"]),
             resident_bytes=parse_size(flags["resident"]),
+            steady=flags["deterministic"],
         ),
     )
 

@@ -1,13 +1,14 @@
-"""The one thread that runs the model. Coroutines hand it jobs and wait; `Turns` decides the order.
+"""The one thread that runs the model. Coroutines hand it jobs and wait; first come, first served.
 
-A job that waits is withdrawn when its coroutine is cancelled; one that runs is waited for (at most one chunk or step), so
-after a cancellation nothing writes to the sequence any more.
+A job that waits is withdrawn when its coroutine is cancelled; one that runs is waited for (at most one pass), so
+after a cancellation nothing writes to its blocks any more.
 """
 
 import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -15,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from kvpool.clock import seconds_left
-from kvpool.engine.turns import Kind, Turns
 from kvpool.errors import ClosedError, KvpoolError, LocalError
 
 log = logging.getLogger(__name__)
@@ -44,27 +44,29 @@ class ComputeThread:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._turns: Turns[_Job] = Turns()
+        self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._main, name="kvpool-compute")
         self._thread.start()
 
-    async def run(self, kind: Kind, work: Callable[[], T]) -> Ran[T]:
+    async def run(self, work: Callable[[], T]) -> Ran[T]:
         """Run `work` when its turn comes. Raises what it raises; an error that isn't kvpool's becomes a `LocalError`."""
         loop = asyncio.get_running_loop()
         job = _Job(work, loop, loop.create_future())
         with self._changed:
             if self._closed:
                 raise ClosedError("the engine was closed")
-            self._turns.add(kind, job)
+            self._jobs.append(job)
             self._changed.notify()
         try:
             return await asyncio.shield(job.done)
         except asyncio.CancelledError:
             with self._changed:
-                withdrawn = self._turns.discard(job)
-            if not withdrawn:
+                waits = job in self._jobs
+                if waits:
+                    self._jobs.remove(job)
+            if not waits:
                 await _ended(job.done)
             raise
 
@@ -72,7 +74,8 @@ class ComputeThread:
         """Refuse further jobs, fail those that wait, let the running one end. False if it hasn't by `deadline_ns`."""
         with self._changed:
             self._closed = True
-            while job := self._turns.next():
+            while self._jobs:
+                job = self._jobs.popleft()
                 job.done.set_exception(ClosedError("the engine was closed"))
             self._changed.notify()
         await asyncio.to_thread(self._thread.join, seconds_left(deadline_ns))
@@ -82,10 +85,11 @@ class ComputeThread:
         torch.set_num_threads(self._threads)  # here, because the setting belongs to the calling thread
         while True:
             with self._changed:
-                while (job := self._turns.next()) is None:
+                while not self._jobs:
                     if self._closed:
                         return
                     self._changed.wait()
+                job = self._jobs.popleft()
             self._execute(job)
             del job  # or the last job's sequence would stay in memory
 

@@ -1,9 +1,9 @@
 """The engine: requests in, events out, from asyncio.
 
-Theory of one request. It enters (`Admission`: a place and the memory it may need), gathers what this worker and the pool
-hold of its tokens, computes the rest chunk by chunk on the one compute thread, and pushes finished blocks while it goes
-on. A prefill ends when the pool has it all; a decode then takes turns with the others, one token each. However a request
-ends, its pushes are finished in the background, its KV stays resident for the next turn, and only then is its place given up.
+Theory of one request. It waits for a place and blocks (`schedule`), gathers what this worker and the pool hold of its tokens, and has
+the rest computed, some tokens in each pass, in one pass with all others (`driver.py`), while its finished blocks are pushed. A prefill ends
+when the pool has it all, a decode when its last token is out. However a request ends, its blocks are named and stay for the next turn as
+long as there is room, and its place is given up when its pushes are done.
 
 Nothing here depends on the pool: what it doesn't deliver in time is computed, what it doesn't take is not kept.
 """
@@ -13,31 +13,31 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from kvpool.clock import seconds_left
-from kvpool.engine.admission import Admission
 from kvpool.engine.compute import ComputeThread
+from kvpool.engine.driver import Driver, Machine
 from kvpool.engine.model import Model
+from kvpool.engine.paged.blocks import BlockManager
+from kvpool.engine.paged.store import KvStore
 from kvpool.engine.prefill import Rate
-from kvpool.engine.resident import ResidentStore
-from kvpool.engine.sampling import Sampled
+from kvpool.engine.publisher import Memory
+from kvpool.engine.schedule.scheduler import Scheduler
 from kvpool.engine.scopes import Scopes
-from kvpool.engine.sequence import Parts, Sequence
+from kvpool.engine.sequence import Ask, Parts, Sequence
 from kvpool.engine.settings import EngineSettings
-from kvpool.engine.store import BlockStore, NullStore
+from kvpool.engine.store import BlockStore
 from kvpool.errors import ClosedError, ConfigError, KvpoolError
 from kvpool.request import (
     DecodeEvent,
     DecodeRequest,
     Finished,
-    FinishReason,
     FirstToken,
     PrefillEvent,
     PrefillRequest,
     Published,
-    Sampling,
+    Scope,
     Started,
     TokenOut,
     WorkerStatus,
@@ -59,17 +59,17 @@ class Engine:
 
     def __init__(self, model: Model, store: BlockStore, settings: EngineSettings) -> None:
         self._model = model
-        self._admission = Admission(max_active=settings.max_active, max_queued=settings.max_queued, max_bytes=settings.kv_bytes)
         self.context_tokens = min(model.context_tokens, settings.kv_bytes // model.geometry.bytes_per_token)
-        self._parts = Parts(
-            model=model,
-            store=store,
-            compute=ComputeThread(settings.threads),
-            resident=ResidentStore(settings.resident_bytes),
-            rate=Rate(),
-            root=model.namespace.root(),
-            chunk_tokens=settings.chunk_tokens,
+        manager = _manager(model, settings, self.context_tokens)
+        self._kv = KvStore(model.geometry, manager.capacity)
+        self._compute = ComputeThread(settings.threads)
+        self._rate = Rate()
+        self._scheduler = Scheduler(
+            manager, max_active=settings.max_active, max_queued=settings.max_queued, chunk_tokens=settings.chunk_tokens
         )
+        self._driver = Driver(Machine(model, self._kv, self._compute, self._rate, settings.steady), self._scheduler)
+        memory = Memory(self._kv, manager, self._driver.wake)
+        self._parts = Parts(model=model, store=store, memory=memory, rate=self._rate, root=model.namespace.root())
         self._scopes = Scopes(self._parts)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -78,16 +78,15 @@ class Engine:
     async def prefill(self, request: PrefillRequest, *, deadline_ns: int = NO_DEADLINE_NS) -> AsyncIterator[PrefillEvent]:
         """`FirstToken`, then `Published`. `deadline_ns` (monotonic) bounds what is waited for besides computing.
 
-        Raises `ConfigError` for a request this model can't serve, `OverloadedError`, `ClosedError`.
+        Raises `ConfigError` for a request this model can't serve, `OverloadedError`, `DeadlineError`, `ClosedError`.
         """
         self._check(request.prompt)
-        sequence = await self._enter(request, request.prompt, limit=len(request.prompt), hand_off=request.hand_off)
+        ask = Ask(prompt=request.prompt, sampling=request.sampling, prefill=True, hand_off=tuple(request.hand_off), deadline_ns=deadline_ns)
+        sequence = self._enter(ask, request.scope)
         try:
-            await sequence.gather(usable=len(request.prompt) - 1, tail=False, deadline_ns=deadline_ns)
-            first = await sequence.first_token()
-            publisher = sequence.publisher
-            publisher.offer_tail()
+            first = await sequence.token()
             yield FirstToken(token=first.token, sources=sequence.sources, times=sequence.times, logprobs=first.logprobs)
+            publisher = sequence.publisher
             await publisher.drain(min(deadline_ns, time.monotonic_ns() + self._publish_ns(len(request.prompt))))
             self._finished += 1
             yield Published(tokens=publisher.held, blocks_written=publisher.written)
@@ -102,13 +101,20 @@ class Engine:
         prompt, generated = request.prompt, request.generated
         self._check(prompt)
         self._check_generated(request)
-        end = min(request.max_tokens, self.context_tokens - len(prompt))
-        if generated and (reason := _reason(request, generated[-1], len(generated), end)):
+        ask = Ask(
+            prompt=prompt,
+            generated=generated,
+            max_generated=min(request.max_tokens, self.context_tokens - len(prompt)),
+            stop_tokens=request.stop_tokens,
+            sampling=request.sampling,
+            deadline_ns=deadline_ns,
+        )
+        if generated and (reason := ask.reason(generated[-1], len(generated))):
             yield Finished(reason=reason)
             return
-        sequence = await self._enter(request, prompt + generated[:-1], limit=len(prompt) + end)
+        sequence = self._enter(ask, request.scope)
         try:
-            async with aclosing(self._decode(request, sequence, end, deadline_ns)) as events:
+            async with aclosing(self._decode(sequence, deadline_ns)) as events:
                 async for event in events:
                     yield event
         except KvpoolError:
@@ -117,59 +123,55 @@ class Engine:
         finally:
             self._leave(sequence)
 
-    async def _decode(self, request: DecodeRequest, sequence: Sequence, end: int, deadline_ns: int) -> AsyncGenerator[DecodeEvent, None]:
-        """Tokens until one of them is a reason to stop, at the latest when `end` are generated."""
-        known, count = len(sequence.chain), len(request.generated)
-        fresh: Sampled | None = None
-        if count:
-            await sequence.gather(usable=known, tail=True, deadline_ns=deadline_ns)
-            await sequence.fill()
-            sequence.append(request.generated[-1])
-        else:
-            await sequence.gather(usable=known - 1, tail=True, deadline_ns=deadline_ns)
-            fresh = await sequence.first_token()
-        yield Started(sources=sequence.sources, times=sequence.times)
-        reason = None
-        while reason is None:
-            sampled = fresh if fresh is not None else await sequence.next_token()
-            fresh = None
-            sequence.append(sampled.token)
-            count += 1
+    async def _decode(self, sequence: Sequence, deadline_ns: int) -> AsyncGenerator[DecodeEvent, None]:
+        """Tokens until one of them is a reason to stop."""
+        await sequence.gathered()
+        early = sequence.ask.generated and not sequence.sources.computed  # all there is to know is known before a token is computed
+        if early:
+            yield Started(sources=sequence.sources, times=sequence.times)
+        sampled = await sequence.token()
+        if not early:
+            yield Started(sources=sequence.sources, times=sequence.times)
+        while True:
             yield TokenOut(token=sampled.token, logprobs=sampled.logprobs)
-            reason = _reason(request, sampled.token, count, end)
+            if reason := sequence.over:
+                break
+            sampled = await sequence.token()
+            self._driver.wake()  # its reader keeps up
         await sequence.publisher.drain(min(deadline_ns, time.monotonic_ns() + SETTLE_NS))
         self._finished += 1
         yield Finished(reason=reason)
 
     async def warm_up(self) -> None:
         """Compute a chunk for nobody, so that the first request finds everything set up and the speed is known."""
-        tokens = tuple(i % self._model.vocabulary for i in range(min(self._parts.chunk_tokens, self.context_tokens - 1, 128)))
-        apart = replace(self._parts, store=NullStore(), resident=ResidentStore(0))
-        quiet = Sequence(apart, tokens, limit=len(tokens), sampling=Sampling())
-        await quiet.gather(usable=0, tail=False, deadline_ns=time.monotonic_ns())
-        await quiet.fill()
+        tokens = [i % self._model.vocabulary for i in range(min(self._scheduler.chunk_tokens, self.context_tokens - 1, 128))]
+        alone = self._model.new_cache(capacity=len(tokens), limit=len(tokens))
+        ran = await self._compute.run(lambda: self._model.extend(alone, tokens))
+        self._rate.add(len(tokens), ran.took_ns)
 
     def status(self, *, role: str, model: str) -> WorkerStatus:
         """What the engine is doing, under the `role` and served `model` name of its worker."""
+        manager = self._scheduler.manager
         return WorkerStatus(
             role=role,
             model=model,
-            active_requests=self._admission.active,
-            queued_requests=self._admission.queued,
+            active_requests=self._scheduler.active,
+            queued_requests=len(self._scheduler.waiting),
             finished_requests=self._finished,
             failed_requests=self._failed,
-            prefill_tokens_per_s=self._parts.rate.tokens_per_s,
-            resident_tokens=self._parts.resident.tokens,
+            prefill_tokens_per_s=self._rate.tokens_per_s,
+            resident_tokens=manager.kept * manager.block_tokens,
             reaches=self._parts.store.reaches(),
         )
 
     async def close(self, deadline_ns: int) -> None:
         """Refuse what comes, fail what waits, let pushes end until `deadline_ns`, stop the compute thread."""
         self._closed = True
-        ended = await self._parts.compute.close(deadline_ns)
+        self._driver.close()
+        ended = await self._compute.close(deadline_ns)
         if self._background:
             await asyncio.wait(self._background, timeout=seconds_left(deadline_ns))
-        self._parts.resident.clear()
+        self._scheduler.manager.clear()
         if not ended or self._background:
             log.warning("closed with %d pushes unfinished%s", len(self._background), "" if ended else " and a pass still running")
 
@@ -197,27 +199,24 @@ class Engine:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:
             raise ConfigError(f"token ids must be between 0 and {self._model.vocabulary - 1}; is this the right model's tokenizer?")
 
-    async def _enter(
-        self, request: PrefillRequest | DecodeRequest, tokens: tuple[int, ...], *, limit: int, hand_off: tuple[str, ...] = ()
-    ) -> Sequence:
+    def _enter(self, ask: Ask, scope: Scope) -> Sequence:
         if self._closed:
             raise ClosedError("the engine was closed")
-        began_ns = time.monotonic_ns()
-        await self._admission.enter(limit * self._model.geometry.bytes_per_token)
-        parts, prompt = self._scopes.parts(request.scope), len(request.prompt)
-        sequence = Sequence(parts, tokens, limit=limit, sampling=request.sampling, prompt=prompt, hand_off=hand_off)
-        sequence.queued(time.monotonic_ns() - began_ns)
+        sequence = Sequence(self._scopes.parts(scope), ask)
+        self._driver.submit(sequence)
         return sequence
 
     def _leave(self, sequence: Sequence) -> None:
         """Retire `sequence` in the background: whoever consumed it may be gone."""
-        self._spawn(self._retire(sequence))
+        if self._driver.leave(sequence):
+            self._spawn(self._retire(sequence))
 
     async def _retire(self, sequence: Sequence) -> None:
+        """Let the pushes end; the blocks they hold and the place are free then."""
         try:
-            await sequence.retire(time.monotonic_ns() + RETIRE_NS)
+            await sequence.settle(time.monotonic_ns() + RETIRE_NS)
         finally:
-            self._admission.leave(sequence.limit * self._model.geometry.bytes_per_token)
+            self._driver.retired()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -225,8 +224,11 @@ class Engine:
         task.add_done_callback(self._background.discard)
 
 
-def _reason(request: DecodeRequest, last: int, count: int, end: int) -> FinishReason | None:
-    """Why generation stops after token `last`, the `count`th; None if it goes on."""
-    if last in request.stop_tokens:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if count >= end else None
+def _manager(model: Model, settings: EngineSettings, context_tokens: int) -> BlockManager:
+    """Blocks for the active sequences, as many as they can come to need, and for those that stay; one to spare for a copy."""
+    geometry = model.geometry
+    block_bytes = geometry.bytes_per_token * geometry.block_tokens
+    most = settings.max_active * (context_tokens // geometry.block_tokens + 2)
+    keep = settings.resident_bytes // block_bytes
+    active = max(1, min(settings.kv_bytes // block_bytes, most))
+    return BlockManager(capacity=active + min(keep, 4 * most) + 1, block_tokens=geometry.block_tokens, keep=keep)

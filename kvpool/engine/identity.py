@@ -2,8 +2,9 @@
 
 A block is valid for every prompt that starts with its prefix only if a token's K and V depend on nothing but the tokens up
 to it. That holds for causal decoders with full attention whose rotary positions are absolute and fixed. It does not
-hold, or not in the form stored here, for sliding windows (a block is not wholly there), latent or linear attention (another
-layout), encoders, and rotary variants that look at the length of the whole input.
+hold, or not in the form stored here, for sliding windows (a block is not wholly there), linear attention (another
+layout), encoders, and rotary variants that look at the length of the whole input. Of models with latent attention (MLA) the keys and values
+that the latent stands for are kept, head by head: right, and as large as without a latent.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvpool.block import Geometry, Namespace
+from kvpool.block import Geometry, LayerSpec, Namespace
 from kvpool.config.models import weights_digest
 from kvpool.errors import ConfigError
 
@@ -32,6 +33,9 @@ def geometry_of(config: Any, *, dtype: str, block_tokens: int) -> Geometry:
     if reason := unsupported(config):
         raise ConfigError(f"this engine can't serve a {config.model_type!r} model: {reason}; it serves plain causal decoders such as Llama")
     heads = int(config.num_attention_heads)
+    if getattr(config, "kv_lora_rank", None):
+        spec = LayerSpec("full", heads, int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim))
+        return Geometry((spec,) * int(config.num_hidden_layers), block_tokens, dtype)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return Geometry.uniform(
@@ -52,8 +56,8 @@ def unsupported(config: Any) -> str:
         return f"its context of {config.max_position_embeddings} tokens is under {_MIN_CONTEXT}"
     if have("is_encoder_decoder"):
         return "it is an encoder-decoder"
-    if have("kv_lora_rank"):
-        return "its attention keeps a latent (MLA)"
+    if have("kv_lora_rank") and not all(have(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")):
+        return "its attention keeps a latent (MLA) of a shape its config doesn't give"
     odd = sorted({str(kind) for kind in have("layer_types") or () if kind != "full_attention"})
     if odd:
         return f"it has layers of kind {', '.join(odd)}"

@@ -1,4 +1,4 @@
-"""The model: weights and forward pass by `transformers`, wrapped so that it takes a `SequenceCache` and token ids.
+"""The model: weights and layers by `transformers`, wrapped so that one pass computes tokens of many sequences over a `KvStore`.
 
 `load_model` believes nothing it can check. After loading it runs a few tokens and refuses a model that leaves a layer's K or
 V unwritten (shared or missing caches), lets a later token change an earlier one's KV (not causal), or gives another
@@ -6,7 +6,6 @@ result when the same tokens come in two passes (its cache is not what we think).
 """
 
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,18 +14,24 @@ from typing import Any
 import torch
 
 from kvpool.block import Geometry, Namespace
-from kvpool.engine.cache import TORCH_DTYPES, SequenceCache
+from kvpool.engine.cache import SequenceCache
 from kvpool.engine.convert import stay_offline
 from kvpool.engine.identity import geometry_of, namespace_of
+from kvpool.engine.paged.attention import NAME, Pass, Segment, register
+from kvpool.engine.paged.store import TORCH_DTYPES, KvStore
 from kvpool.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+STEADY_ROWS = 4
+"""From so many rows on, a row of a product of matrices has the same bits whatever rows are beside it: the library takes the same kernel."""
 
 
 class Model:
     """A causal language model, used by one thread at a time.
 
-    Equal caches and equal `tokens` give equal bits, on one machine with one thread count.
+    A pass of equal segments over equal KV gives equal bits, on one machine with one thread count. With `steady`, the bits of a segment
+    depend on that segment alone, whatever it is computed with.
     """
 
     def __init__(self, network: Any, namespace: Namespace) -> None:
@@ -37,28 +42,46 @@ class Model:
         self._network = network
 
     def new_cache(self, *, capacity: int, limit: int) -> SequenceCache:
-        """An empty cache for one sequence."""
+        """An empty cache for one sequence by itself."""
         return SequenceCache(self.geometry, capacity=capacity, limit=limit)
 
-    def extend(self, cache: SequenceCache, tokens: Sequence[int]) -> None:
-        """Append the KV of `tokens` to `cache`."""
-        cache.reserve(cache.length + len(tokens))
+    def run(self, store: KvStore, segments: Sequence[Segment], *, steady: bool = False) -> torch.Tensor:
+        """Compute the KV of the segments' tokens into `store`, and the scores (logits) of the token after each segment that wants them.
+
+        Returns float32 ``[segments that want scores, vocabulary]``, in their order.
+        """
+        tokens = [token for segment in segments for token in segment.tokens]
+        places = [at for segment in segments for at in range(segment.start, segment.end)]
+        wanted, end = [], 0
+        for segment in segments:
+            end += len(segment.tokens)
+            if segment.scores:
+                wanted.append(end - 1)
+        lacking = STEADY_ROWS - len(tokens) if steady else 0
+        rows = wanted + wanted[-1:] * (STEADY_ROWS - len(wanted)) if steady else wanted
+        inputs = {
+            "input_ids": torch.tensor([tokens + [0] * lacking]),
+            "position_ids": torch.tensor([places + [0] * lacking]),
+            "kvpool_pass": Pass(store, segments),
+            "use_cache": False,
+        }
         with torch.inference_mode():
-            self._network.base_model(input_ids=_batch(tokens), cache=cache.view, use_cache=True)
+            if not wanted:
+                self._network.base_model(**inputs)
+                return torch.empty(0, self.vocabulary)
+            scores: torch.Tensor = self._network(**inputs, logits_to_keep=torch.tensor(rows)).logits[0, : len(wanted)]
+        return scores.float()
+
+    def extend(self, cache: SequenceCache, tokens: Sequence[int]) -> None:
+        """Append the KV of `tokens` to `cache`, in one pass."""
+        self.run(cache.store, [cache.segment(tokens, scores=False)])
         cache.advance(len(tokens))
 
     def predict(self, cache: SequenceCache, tokens: Sequence[int]) -> torch.Tensor:
         """`extend`, and the scores (logits) of the token after them: float32 ``[vocabulary]``."""
-        cache.reserve(cache.length + len(tokens))
-        with torch.inference_mode():
-            output = self._network(input_ids=_batch(tokens), cache=cache.view, use_cache=True, logits_to_keep=1)
+        scores = self.run(cache.store, [cache.segment(tokens, scores=True)])
         cache.advance(len(tokens))
-        scores: torch.Tensor = output.logits[0, -1].float()
-        return scores
-
-
-def _batch(tokens: Sequence[int]) -> torch.Tensor:
-    return torch.tensor([tokens], dtype=torch.long)
+        return scores[0]
 
 
 def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
@@ -67,8 +90,7 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
     Raises `ConfigError` when it isn't a model this engine serves.
     """
     stay_offline()
-    # Masked attention reads grouped K and V as they are instead of repeating them: equal bits, a fifth off a short suffix.
-    os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
+    register()
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as chatter
@@ -84,7 +106,7 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside the library are not ours to act on
             network, report = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+                directory, dtype=TORCH_DTYPES[dtype], attn_implementation=NAME, local_files_only=True, output_loading_info=True
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{directory} can't be loaded as a causal language model: {error}") from None
@@ -101,19 +123,19 @@ def _check(model: Model) -> None:
     size = 8
     tokens = [(7 * i + 3) % model.vocabulary for i in range(size)]
 
-    def run(first: list[int], last: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(first: list[int], last: list[int]) -> tuple[torch.Tensor, ...]:
         cache = model.new_cache(capacity=size, limit=size)
         cache.poison()
         if first:
             model.extend(cache, first)
-        return model.predict(cache, last), cache.data.float()
+        return model.predict(cache, last), *(array.float() for array in cache.arrays())
 
-    expected, whole = run([], tokens)
-    if not torch.isfinite(whole).all():
+    expected, *whole = run([], tokens)
+    if not all(torch.isfinite(array).all() for array in whole):
         raise ConfigError("this model leaves some layer's keys or values unwritten; the engine serves plain causal decoders only")
-    _, changed = run([], [*tokens[:-1], (tokens[-1] + 1) % model.vocabulary])
-    if not torch.equal(whole[:, :, :, :-1], changed[:, :, :, :-1]):
+    _, *changed = run([], [*tokens[:-1], (tokens[-1] + 1) % model.vocabulary])
+    if not all(torch.equal(one[:, :, :-1], other[:, :, :-1]) for one, other in zip(whole, changed, strict=True)):
         raise ConfigError("in this model a token changes the KV of earlier ones; the engine serves causal decoders only")
-    scores, _ = run(tokens[:-2], tokens[-2:])
+    scores, *_ = run(tokens[:-2], tokens[-2:])
     if not torch.allclose(scores, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
         raise ConfigError("this model answers differently when its cached tokens are reused; the engine can't serve it")

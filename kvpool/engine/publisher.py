@@ -1,17 +1,21 @@
 """Pushes the finished blocks of one sequence to the pool while the next ones are computed.
 
 Blocks are offered as they get full. One call to the store is in flight at a time; what gets full meanwhile goes together in
-the next one. The store's calls are never cancelled (they copy out of the sequence's memory) but each has a deadline, and
-`drain` waits no longer than asked: `busy` says whether the memory may be handed on.
+the next one. From the offer until it is pushed a block is held, whatever becomes of the sequence: so a sequence that is preempted or has
+ended leaves its place at once, and its blocks when the pool has them. The store's calls are never cancelled (they copy out of the
+blocks) but each has a deadline, and `drain` waits no longer than asked.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvpool.clock import seconds_left
-from kvpool.engine.cache import SequenceCache
 from kvpool.engine.chain import Chain
+from kvpool.engine.paged.blocks import BlockManager, Table
+from kvpool.engine.paged.store import KvStore
 from kvpool.engine.store import BlockStore, Payload
 from kvpool.units import SECOND
 
@@ -22,21 +26,31 @@ TAIL_TTL_NS = 60 * SECOND
 """A partial block serves the hand-off from prefill to decode; then it only takes room."""
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where the blocks of this engine are, who holds them, and whom to tell that some are held no more."""
+
+    kv: KvStore
+    manager: BlockManager
+    freed: Callable[[], None]
+
+
 class Publisher:
-    """Pushes blocks of `chain`, whose KV is in `cache`, to `store`; those before block `first` are in the pool already.
+    """Pushes blocks of `chain` from `memory` to `store`; those before block `first` are in the pool already.
 
     They go to the nodes `also` too, where they are wanted next; what becomes of them there is told nowhere.
     `written` counts the blocks copied out (the others were there); `held` is the number of leading tokens the pool is known
     to hold; `failed` is set when a block could not be made present.
     """
 
-    def __init__(self, store: BlockStore, chain: Chain, cache: SequenceCache, first: int, also: tuple[str, ...] = ()) -> None:
+    def __init__(self, store: BlockStore, chain: Chain, memory: Memory, first: int, also: tuple[str, ...] = ()) -> None:
         self._store = store
         self._chain = chain
-        self._cache = cache
+        self._memory = memory
         self._also = also
-        self._pushed = self._offered = first
-        self._tail = 0
+        self._pushed = first
+        self._blocks: list[int] = []  # held: those of the chain's blocks from `_pushed` on
+        self._tail: list[int] = []
         self._task: asyncio.Task[None] | None = None
         self.written = 0
         self.held = first * chain.block_tokens
@@ -47,16 +61,18 @@ class Publisher:
         """True while a call to the store is in flight."""
         return self._task is not None and not self._task.done()
 
-    def offer(self, tokens: int) -> None:
-        """The KV of the first `tokens` tokens is final: push what blocks that completes."""
-        self._offered = max(self._offered, tokens // self._chain.block_tokens)
+    def offer(self, table: Table) -> None:
+        """The KV of the valid tokens of `table` is final: push what blocks that completes."""
+        new = table.blocks[self._pushed + len(self._blocks) : table.tokens // self._chain.block_tokens]
+        self._blocks += self._memory.manager.hold(new)
         self._start()
 
-    def offer_tail(self) -> None:
-        """The whole sequence is final: push its trailing partial block too, to live for a minute."""
-        self.offer(self._cache.length)
-        self._tail = self._cache.length % self._chain.block_tokens
-        self._start()
+    def offer_tail(self, table: Table) -> None:
+        """The whole sequence is final: push its trailing partial block too, to live for a minute. Offer nothing afterwards."""
+        self.offer(table)
+        if table.tokens % self._chain.block_tokens:
+            self._tail = self._memory.manager.hold(table.blocks[table.tokens // self._chain.block_tokens :][:1])
+            self._start()
 
     async def drain(self, deadline_ns: int) -> bool:
         """Wait until all offered is pushed, or given up; False when `deadline_ns` came first."""
@@ -65,33 +81,42 @@ class Publisher:
         return not self.busy
 
     def _start(self) -> None:
-        if not self.busy and (self._pushed < self._offered or self._tail):
+        if not self.busy and (self._blocks or self._tail):
             self._task = asyncio.create_task(self._push())
 
     async def _push(self) -> None:
         try:
-            while self._pushed < self._offered:
-                first, self._pushed = self._pushed, self._offered
-                await self._put(first, self._pushed, ttl_ns=0)
+            while self._blocks:
+                blocks, self._blocks = self._blocks, []
+                first, self._pushed = self._pushed, self._pushed + len(blocks)
+                await self._put(first, blocks, ttl_ns=0)
             if self._tail:
-                self._tail = 0
-                await self._put(self._pushed, self._pushed + 1, ttl_ns=TAIL_TTL_NS)
+                blocks, self._tail = self._tail, []
+                await self._put(self._pushed, blocks, ttl_ns=TAIL_TTL_NS)
         except Exception:
             self.failed = True
+            self._memory.manager.let_go([*self._blocks, *self._tail])
+            self._pushed += len(self._blocks)
+            self._blocks, self._tail = [], []
             log.exception("blocks could not be pushed to the pool; the request goes on without")
 
-    async def _put(self, first: int, end: int, *, ttl_ns: int) -> None:
-        """Make blocks [first, end) present, the last of them possibly partial."""
-        chain = self._chain.keys[:end] if end <= len(self._chain.keys) else self._chain.with_tail()
-        counts = self._chain.counts(first, end)
-        copied: set[int] = set()
+    async def _put(self, first: int, blocks: list[int], *, ttl_ns: int) -> None:
+        """Make `blocks`, the chain's from `first` on, present, the last of them possibly partial; let go of them."""
+        try:
+            end = first + len(blocks)
+            chain = self._chain.with_tail() if ttl_ns else self._chain.keys[:end]
+            counts = self._chain.counts(first, end)
+            copied: set[int] = set()
 
-        def fill(index: int, into: Payload) -> None:
-            self._cache.copy_block(index, counts[index - first], into)
-            copied.add(index)
+            def fill(index: int, into: Payload) -> None:
+                self._memory.kv.copy_block(blocks[index - first], counts[index - first], into)
+                copied.add(index)
 
-        deadline_ns = time.monotonic_ns() + PUSH_NS
-        present = await self._store.store(chain, first, counts, fill, deadline_ns=deadline_ns, ttl_ns=ttl_ns, also=self._also)
+            deadline_ns = time.monotonic_ns() + PUSH_NS
+            present = await self._store.store(chain, first, counts, fill, deadline_ns=deadline_ns, ttl_ns=ttl_ns, also=self._also)
+        finally:
+            self._memory.manager.let_go(blocks)
+            self._memory.freed()
         self.written += len(copied)
         if present < end - first:
             self.failed = True

@@ -15,8 +15,8 @@ import click
 import torch
 
 from kvpool.config.models import resolve_model
-from kvpool.engine.cache import TORCH_DTYPES
 from kvpool.engine.convert import stay_offline
+from kvpool.engine.paged.store import TORCH_DTYPES
 from kvpool.errors import KvpoolError
 from kvpool.units import SECOND
 

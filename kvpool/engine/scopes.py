@@ -1,6 +1,6 @@
 """The parts of an engine as each tenant's requests see them: another root of all keys, another view of the pool.
 
-Nothing is copied: the model, the compute thread and the KV that stays in the worker are shared, and the keys keep tenants apart in it.
+Nothing is copied: the model and the blocks of the worker are shared, and the keys keep tenants apart in them.
 """
 
 from collections import OrderedDict

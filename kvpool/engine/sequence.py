@@ -1,29 +1,26 @@
-"""One request's sequence inside the worker: tokens, their KV, where it came from, and its way back to the pool."""
+"""One request inside the worker: its tokens, what the scheduler knows of it, where its KV came from, and what its reader gets."""
 
 import asyncio
-import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
-from kvpool.block import BlockKey
-from kvpool.engine.cache import SequenceCache
 from kvpool.engine.chain import Chain
-from kvpool.engine.compute import ComputeThread, Ran
+from kvpool.engine.gather import load
 from kvpool.engine.model import Model
-from kvpool.engine.prefill import Rate, chunk_plan
-from kvpool.engine.publisher import Publisher
-from kvpool.engine.resident import ResidentStore
-from kvpool.engine.sampling import Sampled, sample
-from kvpool.engine.store import BlockStore, Payload
-from kvpool.engine.turns import Kind
-from kvpool.errors import LocalError
-from kvpool.request import Sampling, StageTimes, TokenSources
+from kvpool.engine.paged.attention import Segment
+from kvpool.engine.patience import Patience
+from kvpool.engine.prefill import Rate
+from kvpool.engine.publisher import Memory, Publisher
+from kvpool.engine.sampling import Sampled, Scores, sample
+from kvpool.engine.schedule.work import Turn, Work
+from kvpool.engine.store import BlockStore
+from kvpool.errors import KvpoolError, LocalError
+from kvpool.request import FinishReason, Sampling, StageTimes, TokenSources
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-_HEADROOM_TOKENS = 64
+AHEAD = 32
+"""Tokens that may wait for a reader; a sequence whose reader is that far behind is not computed further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +29,9 @@ class Parts:
 
     model: Model
     store: BlockStore
-    compute: ComputeThread
-    resident: ResidentStore
+    memory: Memory
     rate: Rate
     root: bytes
-    chunk_tokens: int
 
     @property
     def block_tokens(self) -> int:
@@ -44,33 +39,61 @@ class Parts:
         return self.model.geometry.block_tokens
 
 
-class Sequence:
-    """A sequence that begins with `tokens` and may grow to `limit` tokens; its blocks are pushed to the nodes `hand_off` besides.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is wanted: `generated` of at most `max_generated` tokens are there already; a prefill wants one, and its blocks in the pool.
 
-    The first `prompt` of its tokens were not generated (by default all that it begins with).
-
-    Use: `gather`, then `fill` or `first_token`, then `append` and `next_token` in turn, at last `retire`.
+    The blocks are pushed to the nodes `hand_off` besides.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        tokens: tuple[int, ...],
-        *,
-        limit: int,
-        sampling: Sampling,
-        prompt: int | None = None,
-        hand_off: tuple[str, ...] = (),
-    ) -> None:
-        self.chain = Chain(parts.root, parts.block_tokens, tokens)
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...] = ()
+    max_generated: int = 1
+    stop_tokens: tuple[int, ...] = ()
+    sampling: Sampling
+    prefill: bool = False
+    hand_off: tuple[str, ...] = ()
+    deadline_ns: int
+
+    @property
+    def limit(self) -> int:
+        """Tokens that may come to have KV: the last one generated needs none."""
+        return len(self.prompt) + self.max_generated - 1
+
+    def reason(self, last: int, count: int) -> FinishReason | None:
+        """Why generation stops after token `last`, the `count`th; None if it goes on."""
+        if last in self.stop_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if count >= self.max_generated else None
+
+
+class Sequence:
+    """`ask` being served. Moved on by the driver (`gather`, `segment`, `computed`, `fail`), read with `token`."""
+
+    def __init__(self, parts: Parts, ask: Ask) -> None:
+        self.ask = ask
         self.sources = TokenSources()
-        self.limit = limit
+        self.placed = False
+        self.work: Work
         self._parts = parts
-        self._sampling = sampling
-        self._prompt = len(tokens) if prompt is None else prompt
-        self._hand_off = hand_off
-        self._cache: SequenceCache | None = None
+        size = parts.block_tokens
+        self.chain = Chain(parts.root, size, (*ask.prompt, *ask.generated[:-1]))
+        self._filled = len(self.chain)
+        """Tokens whose KV others may have."""
+        keys = self.chain.keys if ask.prefill else self.chain.with_tail()
+        self._findable = list(zip(keys, self.chain.counts(0, len(keys)), strict=True))
+        if ask.generated:
+            self.chain.append(ask.generated[-1])
+        total = len(self.chain)
+        self.work = Work(keys=tuple(keys), known=total, usable=total - 1, limit=max(total, ask.limit), deadline_ns=ask.deadline_ns)
+        self._count = len(ask.generated)
+        self._reason: FinishReason | None = None
         self._publisher: Publisher | None = None
+        self._tokens: deque[Sampled] = deque()
+        self._error: KvpoolError | None = None
+        self._came = asyncio.Event()
+        self._named = 0
+        self._idle_ns = time.monotonic_ns()
         self._queue_ns = self._load_ns = self._compute_ns = self._sample_ns = 0
 
     @property
@@ -79,141 +102,131 @@ class Sequence:
         return StageTimes(queue_ns=self._queue_ns, load_ns=self._load_ns, compute_ns=self._compute_ns, sample_ns=self._sample_ns)
 
     @property
-    def cache(self) -> SequenceCache:
-        """The KV; there from `gather` to `retire`."""
-        if self._cache is None:
-            raise LocalError("this sequence holds no KV: it wasn't gathered, or it was retired")
-        return self._cache
-
-    @property
     def publisher(self) -> Publisher:
-        """The pushes; there from `gather` on."""
+        """The pushes; there once the sequence was gathered."""
         if self._publisher is None:
             raise LocalError("this sequence wasn't gathered")
         return self._publisher
 
-    def queued(self, waited_ns: int) -> None:
-        """`waited_ns` were spent waiting for admission."""
-        self._queue_ns += waited_ns
+    async def gathered(self) -> None:
+        """Wait until what there was is there. Raises what went wrong."""
+        await self._until(lambda: self._publisher is not None)
 
-    async def gather(self, *, usable: int, tail: bool, deadline_ns: int) -> None:
-        """Take what this worker and the pool hold of the first `usable` tokens (with `tail`, of a partial last block too).
+    async def token(self) -> Sampled:
+        """The next token, when it is known. Raises what went wrong."""
+        await self._until(lambda: bool(self._tokens))
+        return self._tokens.popleft()
+
+    @property
+    def over(self) -> FinishReason | None:
+        """Why the last token that was read is the last of all; None while more may come."""
+        return None if self._tokens else self._reason
+
+    @property
+    def slack(self) -> bool:
+        """Whether the reader keeps up."""
+        return len(self._tokens) < AHEAD
+
+    def fail(self, error: KvpoolError) -> None:
+        """Nothing more comes: `error` is why."""
+        self._error = error
+        self._came.set()
+
+    async def settle(self, deadline_ns: int) -> None:
+        """Wait until its pushes have ended, if it had any."""
+        if self._publisher is not None:
+            await self._publisher.drain(deadline_ns)
+
+    def preempted(self) -> None:
+        """It has lost its blocks, and gathers again when it is admitted."""
+        size = self._parts.block_tokens
+        self._findable = [(key, size) for key in self.chain.keys]
+        self.work.keys = tuple(self.chain.keys)
+
+    async def gather(self) -> int:
+        """Take what the worker (in the table already) and the pool hold of the tokens so far; how many tokens have KV then.
 
         What the pool can't deliver within the time a recomputation would take is left to compute.
         """
-        chain, size = self.chain, self.chain.block_tokens
-        capacity = min(self.limit, len(chain) + _HEADROOM_TOKENS)
-        cache = self._parts.resident.take(chain.keys, chain.tokens)
-        if cache is None:
-            cache = self._parts.model.new_cache(capacity=capacity, limit=self.limit)
-        else:
-            await asyncio.to_thread(cache.fit, capacity=capacity, limit=self.limit)  # may copy a lot
-        resident, first = cache.length, cache.length // size
-        loaded = await self._load(cache, chain.with_tail() if tail else chain.keys, deadline_ns)
-        if loaded:
-            resident = first * size
-            cache.truncate(resident)
-            cache.advance(loaded)
-        known = min(cache.length, usable)
-        cache.truncate(known)
-        self.sources = TokenSources(resident=min(resident, known), pool=max(0, known - resident), computed=len(chain) - known)
-        # What came from the pool needs no push; what was resident may have left the pool since.
-        self._publisher = Publisher(self._parts.store, chain, cache, first=0 if resident else loaded // size, also=self._hand_off)
-        self._cache = cache
-        self._publisher.offer(known)
+        now_ns = time.monotonic_ns()
+        self._queue_ns += now_ns - self._idle_ns
+        work, size, memory = self.work, self._parts.block_tokens, self._parts.memory
+        here = work.table.tokens
+        first = here // size
+        wanted = self._findable[first:] if here < work.usable else []
+        reached = here
+        if wanted:
+            keys, counts = list(work.keys), [count for _, count in wanted]
+            budget_ns = self._parts.rate.load_budget_ns(sum(counts))
+            patience = Patience(blocks=len(counts), began_ns=now_ns, compute_ns=budget_ns, deadline_ns=self.ask.deadline_ns)
+            came = await load(self._parts.store, memory, work.table, keys, counts, patience)
+            for index, (key, count) in enumerate(wanted[:came], first):
+                memory.manager.name(key, work.table.blocks[index], count)
+            reached = max(here, first * size + sum(counts[:came]))
+            self._load_ns += time.monotonic_ns() - now_ns
+        have = min(work.usable, reached)
+        if self._publisher is None:
+            resident = min(here, have)
+            self.sources = TokenSources(resident=resident, pool=have - resident, computed=self._filled - have)
+            # What came from the pool needs no push; what was here may have left the pool since.
+            self._publisher = Publisher(self._parts.store, self.chain, memory, 0 if here else reached // size, self.ask.hand_off)
+        self._idle_ns = time.monotonic_ns()
+        return have
 
-    async def fill(self) -> None:
-        """Compute the KV of the tokens that `gather` left."""
-        for start, end in self._plan():
-            await self._extend(start, end)
+    def ready(self) -> None:
+        """The scheduler knows what `gather` brought."""
+        self._named = self.work.table.tokens // self._parts.block_tokens
+        self.publisher.offer(self.work.table)
+        self._came.set()
 
-    async def first_token(self) -> Sampled:
-        """`fill`, and the token after the last one. At least one token must be left to compute."""
-        *before, (start, end) = self._plan()
-        for chunk in before:
-            await self._extend(*chunk)
-        sampled = await self._predict(Kind.CHUNK, self.chain.tokens[start:end])
-        self.publisher.offer(end)
-        return sampled
+    def segment(self, turn: Turn) -> Segment:
+        """What the next pass computes of it."""
+        return Segment(self.work.table.blocks, turn.start, self.chain.tokens[turn.start : turn.end], scores=turn.last)
 
-    async def next_token(self) -> Sampled:
-        """Compute the KV of the last token, the only one that lacks it, and the token after it."""
-        sampled = await self._predict(Kind.STEP, self.chain.tokens[-1:])
-        self.publisher.offer(self.cache.length)
-        return sampled
-
-    def append(self, token: int) -> None:
-        """`token` is the next one."""
-        self.chain.append(token)
-
-    async def retire(self, deadline_ns: int) -> None:
-        """Let the pushes end, then leave the KV to later requests of this worker. Nobody else may use the sequence any more."""
-        cache, self._cache = self._cache, None
-        if cache is not None and await self.publisher.drain(deadline_ns):
-            self._parts.resident.put(self.chain.keys, self.chain.tokens, cache)
-
-    def _plan(self) -> list[tuple[int, int]]:
-        return chunk_plan(self.cache.length, len(self.chain), self._parts.chunk_tokens)
-
-    async def _extend(self, start: int, end: int) -> None:
-        cache, tokens = self.cache, self.chain.tokens[start:end]
-        ran = await self._run(Kind.CHUNK, lambda: self._parts.model.extend(cache, tokens))
-        self._parts.rate.add(len(tokens), ran.took_ns)
-        self.publisher.offer(end)
-
-    async def _predict(self, kind: Kind, tokens: list[int]) -> Sampled:
-        """Compute `tokens`, choose the one after the whole chain."""
-        cache, model, position = self.cache, self._parts.model, len(self.chain)
-        generated = self.chain.tokens[self._prompt :] if self._sampling.adjusts else ()
-
-        def work() -> tuple[Sampled, int]:
-            scores = model.predict(cache, tokens)
-            began_ns = time.monotonic_ns()
-            return sample(scores.numpy(), self._sampling, position, generated), time.monotonic_ns() - began_ns
-
-        ran = await self._run(kind, work)
-        sampled, sample_ns = ran.value
-        self._sample_ns += sample_ns
-        self._compute_ns -= sample_ns
-        self._parts.rate.add(len(tokens), ran.took_ns - sample_ns)
-        return sampled
-
-    async def _run(self, kind: Kind, work: Callable[[], T]) -> Ran[T]:
-        ran = await self._parts.compute.run(kind, work)
-        self._queue_ns += ran.waited_ns
-        self._compute_ns += ran.took_ns
-        return ran
-
-    async def _load(self, cache: SequenceCache, keys: list[BlockKey], deadline_ns: int) -> int:
-        """Load the blocks of `keys` behind the full ones in `cache` into it; the number of tokens that came.
-
-        When we are cancelled meanwhile the store's call is cancelled too, and whatever it still delivers is not written.
-        """
-        first = cache.length // self.chain.block_tokens
-        counts = self.chain.counts(first, len(keys))
-        if first * self.chain.block_tokens + sum(counts) <= cache.length:
-            return 0
+    def sample(self, scores: Scores) -> Sampled:
+        """The token after all there are, from their scores ``[vocabulary]``. Called by the compute thread."""
         began_ns = time.monotonic_ns()
-        wanted = True
+        sampling, prompt = self.ask.sampling, len(self.ask.prompt)
+        sampled = sample(scores, sampling, len(self.chain), self.chain.tokens[prompt:] if sampling.adjusts else ())
+        self._sample_ns += time.monotonic_ns() - began_ns
+        return sampled
 
-        def sink(index: int, payload: Payload) -> None:
-            if wanted:
-                cache.write_block(index, counts[index - first], payload)
+    def computed(self, sampled: Sampled | None, began_ns: int, took_ns: int) -> bool:
+        """Its turn has been computed, and chose `sampled` if it was the last of the tokens so far. True when that ends it."""
+        self._queue_ns += max(0, began_ns - self._idle_ns)
+        self._compute_ns += took_ns
+        self._idle_ns = time.monotonic_ns()
+        self._name()
+        self.publisher.offer(self.work.table)
+        if sampled is None:
+            return False
+        self._count += 1
+        self._reason = self.ask.reason(sampled.token, self._count)
+        if self.ask.prefill:
+            self._name_tail()
+            self.publisher.offer_tail(self.work.table)
+        elif self._reason is None:
+            self.chain.append(sampled.token)
+            self.work.known += 1
+        self._tokens.append(sampled)
+        self._came.set()
+        return self._reason is not None
 
-        end_ns = min(deadline_ns, began_ns + self._parts.rate.load_budget_ns(sum(counts)))
-        call = asyncio.ensure_future(self._parts.store.load(keys, first, counts, sink, deadline_ns=end_ns))
-        try:
-            done = await asyncio.shield(call)
-        except asyncio.CancelledError:
-            wanted = False
-            call.add_done_callback(_look)
-            call.cancel()
-            raise
-        self._load_ns += time.monotonic_ns() - began_ns
-        return sum(counts[:done])
+    def _name(self) -> None:
+        """Others may find the blocks that are full."""
+        table, size = self.work.table, self._parts.block_tokens
+        for index in range(self._named, table.tokens // size):
+            self._parts.memory.manager.name(self.chain.keys[index], table.blocks[index], size)
+        self._named = table.tokens // size
 
+    def _name_tail(self) -> None:
+        table, size = self.work.table, self._parts.block_tokens
+        for key in self.chain.with_tail()[len(self.chain.keys) :]:
+            self._parts.memory.manager.name(key, table.blocks[table.tokens // size], table.tokens % size)
 
-def _look(call: "asyncio.Future[int]") -> None:
-    """Look at the end of a call nobody waits for, so that a failure is told once."""
-    if not call.cancelled() and (error := call.exception()) is not None:
-        log.warning("a load that nobody waits for any more failed: %s", error)
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._error is not None:
+                raise self._error
+            self._came.clear()
+            await self._came.wait()

@@ -12,7 +12,10 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Cores per pass, tokens per prefill pass, and the bounds: sequences held and queued, KV bytes of both kinds."""
+    """Cores per pass, prompt tokens per pass, and the bounds: sequences held and queued, KV bytes of both kinds.
+
+    `steady`: the bits of a request's scores depend on nobody it is computed with.
+    """
 
     threads: int = 1
     chunk_tokens: int = 256
@@ -20,6 +23,7 @@ class EngineSettings:
     max_queued: int = 256
     kv_bytes: int = 8 * GIB
     resident_bytes: int = 512 * MIB
+    steady: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 1:

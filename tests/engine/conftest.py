@@ -81,14 +81,19 @@ def prompts() -> Callable[..., tuple[int, ...]]:
 
 
 @pytest.fixture(scope="session")
-def greedy(model: Model) -> Callable[[tuple[int, ...], int], list[int]]:
-    """What `transformers` itself generates greedily, without our cache."""
+def reference(tiny: Path) -> Any:
+    """The same model as `transformers` runs it, with nothing of ours in it."""
+    return LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def greedy(reference: Any) -> Callable[[tuple[int, ...], int], list[int]]:
+    """What `transformers` itself generates greedily."""
 
     def run(prompt: tuple[int, ...], count: int) -> list[int]:
-        network: Any = model._network
         with torch.inference_mode():
             ids = torch.tensor([prompt])
-            out = network.generate(
+            out = reference.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
             )
         return [int(token) for token in out[0, len(prompt) :]]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvpool.engine.compute import ComputeThread
-from kvpool.engine.turns import Kind
 from kvpool.errors import ClosedError, ConfigError, LocalError
 from kvpool.units import SECOND
 
@@ -39,7 +38,7 @@ class _Gate:
 
 async def test_run_returns_the_value_and_the_times(compute: ComputeThread) -> None:
     """Where the time went is part of the answer."""
-    ran = await compute.run(Kind.STEP, lambda: (threading.current_thread().name, torch.get_num_threads()))
+    ran = await compute.run(lambda: (threading.current_thread().name, torch.get_num_threads()))
     assert ran.value == ("kvpool-compute", 1)
     assert min(ran.waited_ns, ran.took_ns) >= 0
 
@@ -51,32 +50,32 @@ async def test_run_raises_what_the_job_raises_and_the_thread_goes_on(compute: Co
         raise error
 
     with pytest.raises(ConfigError, match="mine"):
-        await compute.run(Kind.STEP, lambda: fail(ConfigError("mine")))
+        await compute.run(lambda: fail(ConfigError("mine")))
     with pytest.raises(LocalError, match="out of memory"):
-        await compute.run(Kind.CHUNK, lambda: fail(RuntimeError("out of memory")))
-    assert (await compute.run(Kind.STEP, lambda: 1)).value == 1
+        await compute.run(lambda: fail(RuntimeError("out of memory")))
+    assert (await compute.run(lambda: 1)).value == 1
 
 
 async def test_run_cancelled_while_waiting_never_runs(compute: ComputeThread) -> None:
     """Work for a client that is gone isn't begun."""
     gate, ran = _Gate(), []
-    first = asyncio.create_task(compute.run(Kind.CHUNK, gate))
+    first = asyncio.create_task(compute.run(gate))
     await gate.running()
-    second = asyncio.create_task(compute.run(Kind.STEP, lambda: ran.append(1)))
+    second = asyncio.create_task(compute.run(lambda: ran.append(1)))
     await asyncio.sleep(0)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
     gate.may_end.set()
     assert (await first).value == "done"
-    await compute.run(Kind.STEP, lambda: None)
+    await compute.run(lambda: None)
     assert ran == []
 
 
 async def test_run_cancelled_while_running_ends_only_after_the_job(compute: ComputeThread) -> None:
     """When `run` is over nothing writes to the sequence any more, even if it is cancelled again and again."""
     gate = _Gate()
-    task = asyncio.create_task(compute.run(Kind.STEP, gate))
+    task = asyncio.create_task(compute.run(gate))
     await gate.running()
     for _ in range(3):
         task.cancel()
@@ -91,15 +90,15 @@ async def test_run_cancelled_while_running_ends_only_after_the_job(compute: Comp
 async def test_close_fails_what_waits_and_lets_the_running_job_end() -> None:
     """Nobody waits for ever on a closed engine."""
     compute, gate = ComputeThread(1), _Gate()
-    running = asyncio.create_task(compute.run(Kind.STEP, gate))
+    running = asyncio.create_task(compute.run(gate))
     await gate.running()
-    waiting = asyncio.create_task(compute.run(Kind.STEP, lambda: None))
+    waiting = asyncio.create_task(compute.run(lambda: None))
     await asyncio.sleep(0)
     assert not await compute.close(monotonic_ns())
     with pytest.raises(ClosedError):
         await waiting
     with pytest.raises(ClosedError):
-        await compute.run(Kind.STEP, lambda: None)
+        await compute.run(lambda: None)
     gate.may_end.set()
     assert (await running).value == "done"
     assert await compute.close(monotonic_ns() + 10 * SECOND)

@@ -143,14 +143,15 @@ def test_load_model_checks_what_the_model_really_does(copy: Path, monkeypatch: p
     def spoiled(self: Model, cache: Any, tokens: Any) -> torch.Tensor:
         scores = predict(self, cache, tokens)
         if spoil == "leave a layer unwritten":
-            cache.data[1, 1] = torch.nan
+            cache.store.values[1] = torch.nan
         if spoil == "look ahead":
-            cache.data[1, 1, :, 0] += tokens[-1]
+            cache.store.values[1, :, 0] += tokens[-1]
         return scores
 
     def forgetting(self: Model, cache: Any, tokens: Any) -> None:
         extend(self, cache, tokens)
-        cache.data[:] = 0.0
+        for array in (cache.store.keys, cache.store.values):
+            array[:] = 0.0
 
     monkeypatch.setattr(Model, "predict", spoiled)
     if spoil == "forget the cache":

@@ -75,7 +75,7 @@ def active(engine: Engine) -> int:
 
 
 async def test_next_turn_on_the_same_worker_takes_its_own_kv(engine_of: EngineMaker, prompts: Prompts, greedy: Greedy) -> None:
-    """A conversation that stays on its worker computes only what is new, without a pool, down to the token."""
+    """A conversation that stays on its worker computes only what is new, without a pool."""
     prompt = prompts(45)
     async with engine_of(NullStore(), resident_bytes=MIB) as engine:
         _, answer = await answer_of(engine, prompt)
@@ -84,9 +84,9 @@ async def test_next_turn_on_the_same_worker_takes_its_own_kv(engine_of: EngineMa
         started, second = await answer_of(engine, turn)
         await until(lambda: active(engine) == 0)
         resident = engine.status(role="", model="").resident_tokens
-    assert started.sources == TokenSources(resident=45 + 11, computed=1 + 9)
+    assert started.sources == TokenSources(resident=(45 + 11) // BLOCK * BLOCK, computed=1 + 9)
     assert (answer, second) == (greedy(prompt, 12), greedy(turn, 12))
-    assert resident == len(turn) + 11
+    assert resident == (len(turn) + 11) // BLOCK * BLOCK
 
 
 async def test_resident_prefix_is_completed_from_the_pool(
@@ -116,55 +116,39 @@ async def test_resident_blocks_the_pool_lost_are_pushed_again(engine_of: EngineM
     assert len(store.blocks) == 8
 
 
-async def test_resident_memory_serves_one_request_at_a_time(engine_of: EngineMaker, prompts: Prompts, greedy: Greedy) -> None:
-    """Two requests with one prefix at once: one takes the resident KV, the other computes; both are right."""
+async def test_resident_memory_serves_several_requests_at_once(engine_of: EngineMaker, prompts: Prompts, greedy: Greedy) -> None:
+    """Two requests with one prefix at once share its blocks, and what each adds is its own."""
     shared = prompts(40)
     async with engine_of(NullStore(), resident_bytes=MIB) as engine:
         await answer_of(engine, shared)
         await until(lambda: active(engine) == 0)
         turns = [(*shared, *prompts(7, seed=s)) for s in (1, 2)]
         answers = await asyncio.gather(*(answer_of(engine, turn) for turn in turns))
-    assert sorted(started.sources.resident for started, _ in answers) == [0, 40]
+    assert sorted(started.sources.resident for started, _ in answers) == [40, 40]
     assert [tokens for _, tokens in answers] == [greedy(turn, 12) for turn in turns]
 
 
-async def test_long_prefill_and_decodes_take_turns(engine_of: EngineMaker, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a long prompt is computed, every running decode gets a token between any two of its chunks."""
-    passes: list[int] = []
-    extend, predict = Model.extend, Model.predict
-    everybody_waits: list[Callable[[], bool]] = []
+async def test_long_prefill_and_decodes_share_passes(engine_of: EngineMaker, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a long prompt is computed, every running decode gets a token with each of its chunks."""
+    passes: list[list[int]] = []
+    run = Model.run
 
-    def slow_extend(self: Model, cache: Any, tokens: Sequence[int]) -> None:
-        passes.append(len(tokens))
-        assert everybody_waits[0]()  # a chunk takes so long that both decodes come back
-        extend(self, cache, tokens)
+    def noted(self: Model, store: Any, segments: Sequence[Any], **how: Any) -> Any:
+        passes.append([len(segment.tokens) for segment in segments])
+        return run(self, store, segments, **how)
 
-    def noted_predict(self: Model, cache: Any, tokens: Sequence[int]) -> Any:
-        passes.append(len(tokens))
-        return predict(self, cache, tokens)
-
-    monkeypatch.setattr(Model, "extend", slow_extend)
-    monkeypatch.setattr(Model, "predict", noted_predict)
+    monkeypatch.setattr(Model, "run", noted)
     async with engine_of(NullStore()) as engine:
-        compute = engine._parts.compute
-
-        def both_waiting() -> bool:
-            with compute._changed:
-                return compute._changed.wait_for(lambda: len(compute._turns) == 2, 10)
-
-        everybody_waits.append(both_waiting)
-        streams = [engine.decode(DecodeRequest(request_id="d", prompt=(i, 2), max_tokens=300)) for i in range(2)]
+        streams = [engine.decode(DecodeRequest(request_id="d", prompt=(i, 2), max_tokens=500)) for i in range(2)]
         for stream in streams:
             await anext(stream)
         readers = [asyncio.create_task(_read(stream)) for stream in streams]
-        del passes[:]
         await first_of_alone(engine, prompts(320))
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    between = "".join("C" if size == CHUNK else "s" for size in passes).strip("s").split("C")[1:-1]
-    assert len(between) == 9
-    assert all(steps.count("s") >= 2 for steps in between)
+    chunks = [sizes for sizes in passes if CHUNK in sizes]
+    assert chunks == [[1, 1, CHUNK]] * 10
 
 
 async def first_of_alone(engine: Engine, prompt: tuple[int, ...]) -> None:
@@ -184,7 +168,7 @@ async def test_load_gets_the_time_a_recomputation_would_take(engine_of: EngineMa
     async with engine_of(store) as engine:
         await first_of(engine, prompt)
         assert store.deadlines.pop() <= LOAD_FLOOR_NS
-        engine._parts.rate._tokens, engine._parts.rate._ns = 100, SECOND
+        engine._rate._tokens, engine._rate._ns = 100, SECOND
         await first_of(engine, prompt)
         assert SECOND < store.deadlines.pop() <= 1.6 * SECOND
         request, soon = PrefillRequest(request_id="p", prompt=prompt), monotonic_ns() + 100 * MS
@@ -247,7 +231,9 @@ async def test_engine_under_random_hang_ups_and_failures_stays_right_and_balance
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         await until(lambda: active(engine) == 0 and not engine._background)
-        assert (engine._admission.bytes, engine._admission.queued) == (0, 0)
+        manager = engine._scheduler.manager
+        assert (manager.held, len(engine._scheduler.waiting)) == (0, 0)
+        manager.audit([])
     whole = [(prompt, answer) for prompt, answer in zip(asked, answers, strict=True) if isinstance(answer, list)]
     assert len(whole) >= 8
     assert all(answer == greedy(prompt, 10) for prompt, answer in whole)

@@ -4,16 +4,16 @@ import importlib.metadata
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from time import monotonic_ns
-from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-import kvpool.engine.sequence
+import kvpool.engine.sampling
 from kvpool.config.models import resolve_model
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model, load_model
+from kvpool.engine.reference import Reference
 from kvpool.engine.sampling import Scores, choose
 from kvpool.engine.store import MemoryStore
 from kvpool.request import DecodeRequest, FirstToken, PrefillRequest, Published, Sampling, Started, TokenOut, TokenSources
@@ -64,7 +64,7 @@ async def test_smollm2_through_the_pool_is_bit_equal_and_equals_transformers(
         seen.append(torch.from_numpy(scores.copy()))
         return choose(scores, sampling, position)
 
-    monkeypatch.setattr(kvpool.engine.sequence, "choose", remember)
+    monkeypatch.setattr(kvpool.engine.sampling, "choose", remember)
     store = MemoryStore(model.geometry.bytes_per_token)
     async with engine_of(store, model=model, chunk_tokens=CHUNK) as one, engine_of(store, model=model, chunk_tokens=CHUNK) as two:
         first, published = [event async for event in one.prefill(PrefillRequest(request_id="p", prompt=prompt))]
@@ -81,12 +81,8 @@ async def test_smollm2_through_the_pool_is_bit_equal_and_equals_transformers(
     assert torch.equal(seen[0], model.predict(cache, prompt[192:]))
     for step in range(1, 5):
         assert torch.equal(seen[step], model.predict(cache, [tokens[step - 1]]))
-    assert tokens == _generate(model, prompt, 5)
+    assert tokens == _generate(prompt, 5)
 
 
-def _generate(model: Model, prompt: tuple[int, ...], count: int) -> list[int]:
-    network: Any = model._network
-    with torch.inference_mode():
-        ids = torch.tensor([prompt])
-        out = network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
-    return [int(token) for token in out[0, len(prompt) :]]
+def _generate(prompt: tuple[int, ...], count: int) -> list[int]:
+    return Reference(resolve_model("smollm2", deadline_ns=monotonic_ns() + 240 * SECOND), "float32").generate(list(prompt), count)

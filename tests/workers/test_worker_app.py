@@ -10,11 +10,11 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-import torch
 
 from kvpool.cluster import Member, open_membership
 from kvpool.cluster.memory import MemoryStore
 from kvpool.engine.model import Model, load_model
+from kvpool.engine.reference import Reference
 from kvpool.engine.settings import EngineSettings, Role, WorkerConfig
 from kvpool.engine.worker import WorkerApp
 from kvpool.errors import ConfigError, UnavailableError
@@ -75,14 +75,10 @@ async def node_of(url: str, directory: Path) -> AsyncIterator[PoolNode]:
         await asyncio.to_thread(membership.close)
 
 
-def generate(model: Model, count: int) -> list[int]:
-    network: Any = model._network
-    ids = torch.tensor([PROMPT])
-    with torch.inference_mode():
-        out = network.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None
-        )
-    return [int(token) for token in out[0, len(PROMPT) :]]
+@pytest.fixture(scope="module")
+def generate(tiny: Path) -> Callable[[int], list[int]]:
+    """What `transformers` itself makes of the prompt."""
+    return lambda count: Reference(tiny, "float32").generate(list(PROMPT), count)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -92,7 +88,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_workers_hand_a_request_over_through_the_pool(model: Model, url: str, tmp_path: Path) -> None:
+async def test_workers_hand_a_request_over_through_the_pool(
+    model: Model, url: str, tmp_path: Path, generate: Callable[[int], list[int]]
+) -> None:
     """Prefill here, decode there, KV through the node's memory: the tokens of a single process, nothing computed twice."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(node_of(url, tmp_path))
@@ -108,7 +106,7 @@ async def test_workers_hand_a_request_over_through_the_pool(model: Model, url: s
         await until(lambda: prefiller._engine is not None and prefiller._engine.status(role="", model="").active_requests == 0)
     assert isinstance(started, Started)
     assert started.sources == TokenSources(pool=77)
-    assert [first.token, *(t.token for t in tokens if isinstance(t, TokenOut))] == generate(model, 12)
+    assert [first.token, *(t.token for t in tokens if isinstance(t, TokenOut))] == generate(12)
     assert finished == Finished(reason=FinishReason.LENGTH)
     assert isinstance(again, FirstToken)
     assert again.sources == TokenSources(pool=72, computed=5)
@@ -174,11 +172,11 @@ async def test_worker_that_cannot_listen_says_so_and_holds_nothing(model: Model)
     assert not [thread for thread in threading.enumerate() if thread.name == "kvpool-compute"]
 
 
-async def test_worker_without_a_pool_decodes_alone(model: Model) -> None:
+async def test_worker_without_a_pool_decodes_alone(model: Model, generate: Callable[[int], list[int]]) -> None:
     """No cluster, no prefill worker: the decode worker does it all."""
     async with running(model, "decode", None) as (_, client):
         events = [e async for e in client.decode(DecodeRequest(request_id="r", prompt=PROMPT, max_tokens=3), 30)]
-    assert [e.token for e in events if isinstance(e, TokenOut)] == generate(model, 3)
+    assert [e.token for e in events if isinstance(e, TokenOut)] == generate(3)
 
 
 async def test_worker_whose_client_hangs_up_stops_the_work(model: Model) -> None:

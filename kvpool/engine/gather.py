@@ -1,0 +1,76 @@
+"""Fetching what the pool has of a sequence's KV into its blocks, for as long as that is quicker than computing it.
+
+The store's call writes into blocks from another thread. They are held until it has ended, however that is; and once a load is given up,
+or its request is gone, nothing more is written, which a lock makes sure of: a sink either has copied its block before, or leaves it.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from kvpool.block import BlockKey
+from kvpool.clock import seconds_left
+from kvpool.engine.paged.blocks import Table
+from kvpool.engine.patience import Patience
+from kvpool.engine.publisher import Memory
+from kvpool.engine.store import BlockStore, Payload
+from kvpool.units import MS
+
+log = logging.getLogger(__name__)
+
+LOOK_NS = 20 * MS
+"""How often a load is judged."""
+
+
+class _Landing:
+    """Where a load's blocks come down."""
+
+    def __init__(self, memory: Memory, first: int, blocks: Sequence[int], counts: Sequence[int]) -> None:
+        self.arrived = 0
+        self._memory = memory
+        self._first = first
+        self._blocks = blocks
+        self._counts = counts
+        self._wanted = True
+        self._lock = threading.Lock()
+
+    def sink(self, index: int, payload: Payload) -> None:
+        """Block `index` of the chain has come. Called in order, by another thread."""
+        with self._lock:
+            if self._wanted:
+                self._memory.kv.write_block(self._blocks[index - self._first], self._counts[index - self._first], payload)
+                self.arrived += 1
+
+    def end(self) -> int:
+        """Write nothing more; how many blocks have come."""
+        with self._lock:
+            self._wanted = False
+            return self.arrived
+
+
+async def load(
+    store: BlockStore, memory: Memory, table: Table, chain: Sequence[BlockKey], counts: Sequence[int], patience: Patience
+) -> int:
+    """Load the blocks of `chain` behind the full ones in `table` into it; how many came. `counts`: the tokens of each."""
+    first = len(chain) - len(counts)
+    blocks = memory.manager.hold(table.blocks[first : len(chain)])
+    landing = _Landing(memory, first, blocks, counts)
+    call = asyncio.ensure_future(store.load(chain, first, counts, landing.sink, deadline_ns=patience.end_ns))
+
+    def over(ended: "asyncio.Future[int]") -> None:
+        landing.end()
+        memory.manager.let_go(blocks)
+        memory.freed()
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.warning("a load from the pool failed: %s", error)
+
+    call.add_done_callback(over)
+    try:
+        while not call.done() and not patience.lost(landing.arrived, time.monotonic_ns()):
+            await asyncio.wait([call], timeout=min(LOOK_NS / 1e9, max(0.001, seconds_left(patience.end_ns))))
+    finally:
+        arrived = landing.end()
+        call.cancel()
+    return arrived

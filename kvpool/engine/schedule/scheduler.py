@@ -1,0 +1,188 @@
+"""The scheduler: who is admitted, what the next pass computes, who gives way. Pure: events in, decisions out, time is an argument.
+
+Theory. The engine asks for a `Plan` before each pass:
+
+    expire      those whose deadline passed while they waited
+    admit       as long as there is a place, and blocks for all the tokens the next one (`waiting.py`) has now, and some to spare
+    preempt     when a sequence needs a block and there is none, the one that came last gives its blocks back and waits again, in front
+    turns       every sequence that decodes gets one token (continuous batching); besides, prompts get up to `chunk_tokens` tokens,
+                in order of arrival, in pieces cut at absolute multiples of `chunk_tokens`
+
+A preempted sequence loses nothing but time: its finished blocks went to the pool as they were finished, and stay named here until others
+need the room; when it comes again, it gathers what is quicker to load than to compute. The sequence that came first is never preempted for
+another, and no request is admitted that could not be served by itself, so somebody always moves on.
+
+A pass runs while the world goes on: between `plan` and `done` a work can `leave`, and then loses its blocks when the pass is done.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvpool.engine.paged.blocks import BlockManager, Copy
+from kvpool.engine.schedule.waiting import Waiting
+from kvpool.engine.schedule.work import State, Turn, Work
+from kvpool.errors import ConfigError, LocalError, UnavailableError
+
+
+class OverloadedError(UnavailableError):
+    """This worker holds and queues as many requests as it may; try another one or come back later."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done now: `copies` before anything else; `turns` are one pass."""
+
+    expired: list[Work] = field(default_factory=list)
+    admitted: list[Work] = field(default_factory=list)
+    preempted: list[Work] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+
+
+class Scheduler:
+    """At most `max_active` works with blocks of `manager` at a time; `max_queued` more wait."""
+
+    def __init__(self, manager: BlockManager, *, max_active: int, max_queued: int, chunk_tokens: int) -> None:
+        if max_active < 1 or max_queued < 0:
+            raise ConfigError("an engine needs room for at least one active sequence and a queue of 0 or more")
+        self.manager = manager
+        self.max_active = max_active
+        self.max_queued = max_queued
+        self.chunk_tokens = chunk_tokens
+        self.waiting = Waiting()
+        self.preemptions = 0
+        self._active: dict[Work, None] = {}  # in order of admission
+        self._retiring = 0
+        self._orders = 0
+        self._running: Sequence[Turn] = ()
+
+    @property
+    def active(self) -> int:
+        """Places taken: by works that have blocks, and by those that are gone but not over yet."""
+        return len(self._active) + self._retiring
+
+    def submit(self, work: Work, now_ns: int) -> None:
+        """`work` wants to be served. Raises `OverloadedError` when too many wait, `ConfigError` when it can't ever fit."""
+        manager = self.manager
+        if manager.blocks_of(work.limit) > manager.capacity:
+            raise ConfigError(
+                f"this request may need {work.limit} tokens of KV, the worker has room for {manager.capacity * manager.block_tokens}; "
+                "raise --kv-memory"
+            )
+        if len(self.waiting) >= self.max_queued + max(0, self.max_active - self.active):
+            raise OverloadedError(f"{self.active} requests are active and {len(self.waiting)} wait; try again later or add workers")
+        self._orders += 1
+        work.order, work.since_ns, work.state = self._orders, now_ns, State.WAITING
+        self.waiting.add(work)
+
+    def plan(self, now_ns: int) -> Plan:
+        """What to do now. The turns are to be reported as `done` before the next plan."""
+        if self._running:
+            raise LocalError("a pass is running; report it as done first")
+        plan = Plan()
+        for work in self.waiting.expired(now_ns):
+            self.leave(work)
+            plan.expired.append(work)
+        self._admit(plan, now_ns)
+        ready = sorted((work for work in self._active if work.state is State.READY and not work.paused), key=lambda work: work.order)
+        for work in (work for work in ready if work.pending == 1):
+            self._turn(plan, work, work.known, now_ns)
+        budget = self.chunk_tokens
+        for work in (work for work in ready if work.pending > 1):
+            end = min(work.known, (work.table.tokens // self.chunk_tokens + 1) * self.chunk_tokens)
+            if end - work.table.tokens <= budget:
+                budget -= end - work.table.tokens
+                self._turn(plan, work, end, now_ns)
+        self._running = plan.turns
+        for turn in plan.turns:
+            turn.work.running = True
+        return plan
+
+    def loaded(self, work: Work, tokens: int) -> None:
+        """The first `tokens` tokens of `work` have KV; the rest is to be computed."""
+        if work.state is State.LOADING:
+            self.manager.advance(work.table, tokens)
+            work.state = State.READY
+
+    def done(self) -> list[Turn]:
+        """The pass has run: those of its turns whose work is still there. Their tokens have KV now."""
+        turns, self._running = self._running, ()
+        for turn in turns:
+            turn.work.running = False
+            if turn.work.state is State.GONE:
+                self.manager.close(turn.work.table)
+            else:
+                self.manager.advance(turn.work.table, turn.end)
+        return [turn for turn in turns if turn.work.state is State.READY]
+
+    def leave(self, work: Work) -> bool:
+        """`work` has ended, or isn't wanted any more. True when it had a place, which stays taken until `retired`. Again: nothing."""
+        if work.state is State.GONE:
+            return False
+        placed = work.state is not State.WAITING
+        if placed:
+            del self._active[work]
+            self._retiring += 1
+            if not work.running:
+                self.manager.close(work.table)
+        else:
+            self.waiting.remove(work)
+        work.state = State.GONE
+        return placed
+
+    def retired(self) -> None:
+        """A work that had a place and is gone needs it no more."""
+        self._retiring -= 1
+
+    def works(self) -> Iterable[Work]:
+        """Those that have blocks."""
+        return self._active
+
+    def _admit(self, plan: Plan, now_ns: int) -> None:
+        while self.active < self.max_active and (work := self.waiting.next(now_ns, self._at_hand)) is not None:
+            if not self._open(plan, work):
+                return
+            self.waiting.remove(work)
+            self.waiting.overtaken(work)
+            self._active[work] = None
+            work.state = State.LOADING
+            plan.admitted.append(work)
+
+    def _at_hand(self, work: Work) -> int:
+        return min(work.usable, self.manager.match(work.keys)[1])
+
+    def _open(self, plan: Plan, work: Work) -> bool:
+        """Give `work` blocks for all its tokens, those that are here already among them; False, and nothing done, if there is no room."""
+        manager = self.manager
+        blocks, tokens = manager.match(work.keys)
+        table = manager.open(blocks, min(tokens, work.usable), span=manager.blocks_of(work.limit))
+        spare = len(self._active) + manager.capacity // 100 if self._active else 0
+        copies = manager.grow(table, work.known) if manager.lacking(table, work.known) + spare <= manager.available else None
+        if copies is None:
+            manager.close(table)
+            return False
+        work.table = table
+        plan.copies += copies
+        return True
+
+    def _turn(self, plan: Plan, work: Work, end: int, now_ns: int) -> None:
+        """Let `work` compute up to `end`, if need be at the cost of those that came last (or not at all)."""
+        while work.state is State.READY:
+            copies = self.manager.grow(work.table, end)
+            if copies is not None:
+                plan.copies += copies
+                plan.turns.append(Turn(work, work.table.tokens, end))
+                return
+            taken = {turn.work for turn in plan.turns}
+            others = [other for other in self._active if other.state is State.READY and other not in taken]
+            self._preempt(plan, max(others, key=lambda other: other.order), now_ns)
+
+    def _preempt(self, plan: Plan, work: Work, now_ns: int) -> None:
+        self.manager.close(work.table)
+        del self._active[work]
+        work.state, work.usable = State.WAITING, work.known - 1
+        work.preempted += 1
+        work.since_ns = now_ns
+        self.preemptions += 1
+        self.waiting.add(work)
+        plan.preempted.append(work)
