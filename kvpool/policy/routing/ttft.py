@@ -19,7 +19,8 @@ loading it elsewhere; a worker that computes short work first lets the short one
 From the pool it takes as many of the sources, in order, as make it faster: where a disk is slower than computing, the rest is computed.
 Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too.
 
-A decode worker is ranked by when the answer would be complete: load and compute as above, plus a step for every token, each as
+A decode worker may prefill a short prompt itself, between its steps: then it is one candidate more, and a slower one (`prefill_share`).
+To answer, a decode worker is ranked by when the answer would be complete: load and compute as above, plus a step for every token, each as
 long as the KV in use there makes it.
 """
 
@@ -61,7 +62,7 @@ class LeastTtft(Learning):
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], now_ns: int) -> Ranking | None:
         """See `Policy.rank`."""
-        score = self._prefill if ask.output_tokens == 0 or not candidates or candidates[0].worker.role != "decode" else self._decode
+        score = self._decode if ask.decode else self._prefill
         return ranking(self.name, "s", [score(ask, c, now_ns) for c in candidates])
 
     def routed(self, ask: Ask, scored: Scored, now_ns: int) -> None:
@@ -116,7 +117,7 @@ class LeastTtft(Learning):
         estimate, prompt = self.estimate, ask.prompt_tokens
         held = min(c.resident_tokens, prompt)
         loaded_s, fetch = 0.0, 0
-        ways = [_Way(0.0, estimate.compute_s(prompt - held, held, c.worker), 0, prompt - held)]
+        ways = [_Way(0.0, self._compute_s(c, prompt - held, held), 0, prompt - held)]
         for source in c.pool:
             tokens = min(source.tokens, prompt - held)
             if tokens <= 0:
@@ -124,9 +125,12 @@ class LeastTtft(Learning):
             loaded_s = max(loaded_s, source.busy_s) + estimate.load_s(source._replace(tokens=tokens))
             held += tokens
             fetch += tokens
-            ways.append(_Way(loaded_s, estimate.compute_s(prompt - held, held, c.worker), fetch, prompt - held))
+            ways.append(_Way(loaded_s, self._compute_s(c, prompt - held, held), fetch, prompt - held))
         ways.extend(self._behind(pending, c, ways[-1], prompt, now_ns) for pending in ask.pending if pending.tokens > held)
         return ways
+
+    def _compute_s(self, c: Candidate, tokens: int, context: int) -> float:
+        return self.estimate.compute_s(tokens, context, c.worker) / max(0.01, c.prefill_share)
 
     def _behind(self, pending: Pending, c: Candidate, way: _Way, prompt: int, now_ns: int) -> _Way:
         """Wait for `pending`, and load what it will have computed, unless it does so here."""
@@ -134,7 +138,7 @@ class LeastTtft(Learning):
         more = coming - (prompt - way.compute)
         wait_s = max(0, pending.ready_ns - now_ns) / SECOND
         load_s = 0.0 if pending.worker == c.worker else self.estimate.load_s(Source(Tier.DRAM, False, more))
-        compute_s = self.estimate.compute_s(prompt - coming, coming, c.worker)
+        compute_s = self._compute_s(c, prompt - coming, coming)
         return _Way(max(way.loaded_s, wait_s) + load_s, compute_s, way.fetch + more, prompt - coming, wait_s)
 
 

@@ -58,7 +58,8 @@ class Ask(NamedTuple):
     """One request as routing sees it. Tokens are counts, times are nanoseconds of the clock that `rank` is given.
 
     `adapter`: name of its LoRA adapter, "" for none. `priority`: 0..100, 50 as usual, more is sooner. `deadline_ns`: 0 for none.
-    `tenant_share`: what the tenant has in work now over its fair share of it; 1 or less: nothing to make up for.
+    `decode`: the choice is of who answers, not of who prefills. `tenant_share`: what the tenant has in work now over its fair share of
+    it; 1 or less: nothing to make up for.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class Ask(NamedTuple):
     arrived_ns: int = 0
     deadline_ns: int = 0
     tenant_share: float = 0.0
+    decode: bool = False
     pending: tuple[Pending, ...] = ()
 
 
@@ -82,6 +84,7 @@ class Candidate(NamedTuple):
     to be computed there before a new one's turn. `decode_tokens` of `decode_capacity` (0: unknown): KV in use by answers under way.
     `free_tokens`: room for new KV; `price_s`: seconds of recompute that one more token of KV there costs by what must leave for it
     (`price.py`). `adapter_loaded`: whether the request's adapter is there (true when it has none). `suspect`: it failed a moment ago.
+    `prefill_share`: the part of its time that a prefill gets there; below 1 for a decode worker that would prefill between its steps.
     """
 
     worker: WorkerRef
@@ -95,6 +98,7 @@ class Candidate(NamedTuple):
     free_tokens: int = 0
     price_s: float = 0.0
     adapter_loaded: bool = True
+    prefill_share: float = 1.0
     suspect: bool = False
 
     @property
@@ -184,7 +188,10 @@ class Policy(Protocol):
     name: str
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], now_ns: int) -> Ranking | None:
-        """Candidates best first, suspects behind all others; None without candidates. Candidates are of one role."""
+        """Candidates best first, suspects behind all others; None without candidates.
+
+        All are for one phase: decode workers are candidates for a prefill too, when they may do it themselves.
+        """
         ...
 
     def routed(self, ask: Ask, scored: Scored, now_ns: int) -> None:

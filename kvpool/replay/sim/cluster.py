@@ -42,17 +42,18 @@ class Cluster:
         self._links = Links(world.nodes, world.network)
         self.prefill = [PrefillNode(world, system.order, system.aging) for _ in range(world.prefill_nodes)]
         self.decode = [DecodeNode(world) for _ in range(world.decode_nodes)]
-        self._workers = [WorkerRef("prefill", f"{node:02d}", 1) for node in range(world.prefill_nodes)]
-        self._active = [0] * world.prefill_nodes
-        self._backlog = [0] * world.prefill_nodes
-        self._prompts = [0] * world.prefill_nodes
-        self._adapters: list[set[str]] = [set() for _ in range(world.prefill_nodes)]
+        roles = ["prefill"] * world.prefill_nodes + ["decode"] * world.decode_nodes
+        self._workers = [WorkerRef(role, f"{node:02d}", 1) for node, role in enumerate(roles)]
+        self._active = [0] * world.nodes
+        self._backlog = [0] * world.nodes
+        self._prompts = [0] * world.nodes
+        self._adapters: list[set[str]] = [set() for _ in range(world.nodes)]
         self._flights = Flights()
         self._leads: dict[str, tuple[Flight, int, int]] = {}  # request: (flight, node, when its first token is expected)
         self._following: dict[int, list[Job]] = {}  # by id of the flight
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial = 0
-        self._prices: list[tuple[float, int]] = [(0.0, 0)] * world.prefill_nodes
+        self._prices: list[tuple[float, int]] = [(0.0, 0)] * world.nodes
         self._arrived = 0
         self.now = 0.0
         self.loads: list[tuple[float, float]] = []
@@ -80,9 +81,11 @@ class Cluster:
         found = self._store.find(request.keys)
         ask = self._ask(request, found, now)
         if self._arrived % _PRICED_EVERY == 0:
-            self._prices = [(self._store.price_s(node), self._store.free_tokens(node)) for node in range(self._world.prefill_nodes)]
+            self._prices = [(self._store.price_s(node), self._store.free_tokens(node)) for node in range(self._world.nodes)]
         self._arrived += 1
-        ranking = self._system.policy.rank(ask, [self._candidate(node, request, found, now) for node in range(len(self.prefill))], _ns(now))
+        missing = request.prompt_tokens - found.anywhere * self._world.block_tokens
+        nodes = self._world.nodes if 0 < missing <= self._system.short else self._world.prefill_nodes
+        ranking = self._system.policy.rank(ask, [self._candidate(node, request, found, now) for node in range(nodes)], _ns(now))
         assert ranking is not None
         scored = ranking.best
         node = int(scored.worker.id)
@@ -124,6 +127,7 @@ class Cluster:
         if self._system.pulls and (far := min(most, found.anywhere * size) - near) > 0:
             pool = (*pool, Source(Tier.DRAM, False, far, self._links.backlog_s(node, now)))
         price_s, free = self._prices[node]
+        guests = node >= self._world.prefill_nodes
         return Candidate(
             worker=self._workers[node],
             pool=pool,
@@ -133,6 +137,7 @@ class Cluster:
             decode_tokens=self._prompts[node],
             free_tokens=free,
             price_s=price_s,
+            prefill_share=self.decode[node - self._world.prefill_nodes].prefill_share if guests else 1.0,
             adapter_loaded=not request.adapter or request.adapter in self._adapters[node],
         )
 
@@ -141,7 +146,8 @@ class Cluster:
     def _send(self, job: Job, node: int, found: Found, ready_ns: int, now: float) -> None:
         request, scored = job.fate.request, job.scored
         job.fate.worker = node
-        self.prefill[node].expect(job)
+        if node < self._world.prefill_nodes:
+            self.prefill[node].expect(job)
         self._active[node] += 1
         self._backlog[node] += scored.compute_tokens
         self._prompts[node] += request.prompt_tokens
@@ -168,7 +174,7 @@ class Cluster:
         """Bring the leading `blocks` to `node`; then the job is ready."""
         request, size = job.fate.request, self._world.block_tokens
         parts = self._store.parts(request.keys, found, found.near[node] if not self._system.placed else 0, blocks, node)
-        came = self._links.transfer(parts, node, now)
+        came = self._links.transfer(parts, node, now, read=True)
         tokens = int(sum(parts.values()) / self._world.token_bytes)
         if tokens:
             job.loads.append(Load(Tier.DRAM, False, tokens, _ns(came - now)))
@@ -180,8 +186,12 @@ class Cluster:
             self._ready(job, node, now)
 
     def _ready(self, job: Job, node: int, now: float) -> None:
-        self.prefill[node].add(job)
-        self._next(node, now)
+        if node < self._world.prefill_nodes:
+            self.prefill[node].add(job)
+            self._next(node, now)
+        elif self._begin(job, node, now):
+            self.decode[node - self._world.prefill_nodes].invite(job, now)
+            self._watch(node - self._world.prefill_nodes, now)
 
     def _next(self, node: int, now: float) -> None:
         """Begin the next chunk, if the node is idle and somebody is ready."""
@@ -204,7 +214,7 @@ class Cluster:
             if max(blocks, found.anywhere) * self._world.block_tokens > before:
                 first = max(blocks, before // self._world.block_tokens)
                 parts = self._store.parts(request.keys, found, first, found.anywhere, node)
-                came = self._links.transfer(parts, node, now)
+                came = self._links.transfer(parts, node, now, read=True)
                 job.done = min(most, found.anywhere * self._world.block_tokens)
                 if came > now:
                     job.loads.append(Load(Tier.DRAM, False, int(sum(parts.values()) / self._world.token_bytes), _ns(came - now)))
@@ -241,7 +251,7 @@ class Cluster:
         )
         self._system.policy.first_token(request.request_id, self._workers[node], seen, _ns(now))
         for home, size in self._store.keep(request.keys, node, _ns(now), request.prompt_tokens).items():
-            self._links.transfer({node: size}, home, now)
+            self._links.transfer({node: size}, home, now, read=False)
         lead = self._leads.pop(request.request_id, None)
         if lead is not None:
             self._flights.end(lead[0], len(request.keys))
@@ -261,9 +271,11 @@ class Cluster:
                 fate.rejected_s = now
                 self._system.policy.ended(request.request_id, self._workers[node], _ns(now))
                 return
-        number = min(range(len(self.decode)), key=lambda d: (self.decode[d].tokens, d))
+        number = node - self._world.prefill_nodes
+        if number < 0:
+            number = min(range(len(self.decode)), key=lambda d: (self.decode[d].tokens, d))
         fate.decoder = self._world.prefill_nodes + number
-        came = self._links.transfer({node: float(request.prompt_tokens * self._world.token_bytes)}, fate.decoder, now)
+        came = self._links.transfer({node: float(request.prompt_tokens * self._world.token_bytes)}, fate.decoder, now, read=False)
         if self._system.pulls and not self._system.placed:
             self._store.keep(request.keys, fate.decoder, _ns(now), request.prompt_tokens)
         self._at(came, lambda then: self._decode_from(fate, number, then))
@@ -284,7 +296,10 @@ class Cluster:
             if self._admission is not None:
                 self._admission.ended(fate.request.request_id, _ns(now))
             self._system.policy.ended(fate.request.request_id, self._workers[fate.worker], _ns(now))
-        if ended:
+        guest = self.decode[number].guest_through(now)
+        if guest is not None:
+            self._prefilled(guest, number + self._world.prefill_nodes, now)
+        if ended or guest is not None:
             self._watch(number, now)
 
 

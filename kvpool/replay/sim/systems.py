@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from kvpool.policy.routing import OURS, LeastTtft, Policy, WorkerOrder, make_policy
 
+SHORT = 1024
+"""Tokens that a decode node may prefill: a chunk."""
 AGING = 0.02
 """A second of waiting counts as much as 20 ms less to compute."""
 
@@ -18,7 +20,8 @@ class System:
     """A policy and what comes with it.
 
     `pulls`: workers load from other nodes. `placed`: blocks live with their owners, else where they were computed. `single_flight`: what
-    another request is computing may be waited for. `eviction`: a name of `kvpool.policy.eviction`.
+    another request is computing may be waited for. `short`: decode nodes may prefill what lacks at most so many tokens. `eviction`: a name
+    of `kvpool.policy.eviction`.
     """
 
     name: str
@@ -26,6 +29,7 @@ class System:
     pulls: bool = False
     placed: bool = False
     single_flight: bool = False
+    short: int = 0
     order: WorkerOrder = WorkerOrder.ARRIVAL
     aging: float = 0.0
     eviction: str = "prefix-lru"
