@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import make_policy
-from kvpool.policy.placement import PlacedNode, place
+from kvpool.policy.placement import PlacedNode, blocks_per_extent, place
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.replay.sim.memory import NodeMemory
 from kvpool.replay.sim.world import World
@@ -35,6 +35,7 @@ class Store:
         self._index: PrefixIndex[int] = PrefixIndex(holder_keys=1 << 22)
         self.memories = [NodeMemory(node, world, make_policy(eviction), self._index) for node in range(world.nodes)]
         self._nodes = tuple(PlacedNode(id=f"{node:02d}") for node in range(world.nodes))
+        self._extent = blocks_per_extent(world.block_tokens)
         self._homes: dict[BlockKey, int] = {}
 
     def find(self, keys: Sequence[BlockKey]) -> Found:
@@ -42,7 +43,7 @@ class Store:
         match = self._index.match(keys)
         near = [0] * self._world.nodes
         if self._placed:
-            for home in self.homes(keys[: match.blocks]):
+            for home in self.homes(keys, 0, match.blocks):
                 near[home] += 1
             return Found(near, match.blocks, -1)
         source, longest = -1, 0
@@ -58,7 +59,7 @@ class Store:
         if not self._placed:
             return {found.source: size * (last - first)} if last > first and found.source != target else {}
         parts: dict[int, float] = {}
-        for home in self.homes(keys[first:last]):
+        for home in self.homes(keys, first, last):
             if home != target:
                 parts[home] = parts.get(home, 0.0) + size
         return parts
@@ -69,7 +70,7 @@ class Store:
             self.memories[node].keep(keys, range(len(keys)), now_ns, sequence)
             return {}
         groups: dict[int, list[int]] = {}
-        for position, home in enumerate(self.homes(keys)):
+        for position, home in enumerate(self.homes(keys, 0, len(keys))):
             groups.setdefault(home, []).append(position)
         size = self._world.block_tokens * self._world.token_bytes
         sent: dict[int, float] = {}
@@ -80,14 +81,15 @@ class Store:
                 sent[home] = float(new * size)
         return sent
 
-    def homes(self, keys: Sequence[BlockKey]) -> list[int]:
-        """The owner of each block; one extent is one block."""
-        homes = self._homes
-        unknown = [key for key in keys if key not in homes]
+    def homes(self, keys: Sequence[BlockKey], first: int, last: int) -> list[int]:
+        """The owners of blocks [first, last) of a chain, extent by extent."""
+        homes, extent = self._homes, self._extent
+        heads = [keys[position - position % extent] for position in range(first, last)]
+        unknown = [head for head in dict.fromkeys(heads) if head not in homes]
         if unknown:
-            for key, placement in zip(unknown, place(unknown, 1, self._nodes, 1), strict=True):
-                homes[key] = int(placement.targets[0])
-        return [homes[key] for key in keys]
+            for head, placement in zip(unknown, place(unknown, 1, self._nodes, 1), strict=True):
+                homes[head] = int(placement.targets[0])
+        return [homes[head] for head in heads]
 
     def price_s(self, node: int) -> float:
         """What one more token costs on `node`, or wherever it goes."""
