@@ -7,9 +7,9 @@ which the worker handed it to gRPC: both ends' own share is in it. Tokens count 
 
 JSON: `added_p50_ms`, `added_p99_ms`, `added_max_ms`; `tokens` that were measured, `streams` that came through whole;
 `router_cpu_us_per_token`, CPU time of the router process while they ran by tokens sent; `rss_mb` at rest, with the streams, after the
-first tenth of the aborted ones and after all; `rss_growth`, the last of these over the one before; `aborted`, how many and how many
-of these had begun to answer; `aborted_leak`, what a minute at most later is left of them: calls open at workers, requests in flight
-and tasks in the router beyond those at rest.
+first tenth of the aborted ones and after all; `rss_growth`, the last of these over the one before; `aborted`, how many, how many
+of these had begun to answer and how many were refused, by status; `aborted_leak`, what a minute at most later is left of them: calls
+open at workers, requests in flight and tasks in the router beyond those at rest.
 """
 
 import contextlib
@@ -141,16 +141,18 @@ def measure(streams: int, seconds: float, aborted: int) -> dict[str, Any]:
             began += it.ask("callers", "aborted", aborted // 10, aborted - aborted // 10, AT_ONCE)
             left = _settled(it, rest)
             rss["aborted"] = it.rss_mb()
+            failed = it.ask("callers", "failures")
             growth = round(rss["aborted"] / rss["aborted_tenth"], 3)
-            found |= {"rss_growth": growth, "aborted": {"count": aborted, "answered": began}, "aborted_leak": max(0, left - rest)}
+            found["aborted"] = {"count": aborted, "answered": began, "failed": failed}
+            found |= {"rss_growth": growth, "aborted_leak": max(0, left - rest)}
         return {**found, "rss_mb": rss}
 
 
 def _added(arrived: dict[int, list[int]], sent: dict[int, list[int]]) -> dict[str, Any]:
-    """Milliseconds from a worker's hand to a caller's, of tokens sent while all streams ran. The first event is the prefill's token."""
-    from_ns = max(times[0] for times in sent.values() if times)
+    """Milliseconds from a decode worker's hand to a caller's, of tokens sent while all streams ran."""
+    from_ns = max(next(filter(None, times)) for times in sent.values() if any(times))
     until_ns = min(times[-1] for times in sent.values() if times)
-    pairs = ((came, gone) for stream, times in arrived.items() for came, gone in zip(times[1:], sent[stream], strict=False))
+    pairs = ((came, gone) for stream, times in arrived.items() for came, gone in zip(times, sent[stream], strict=False))
     added = sorted((came - gone) / 1e6 for came, gone in pairs if from_ns <= gone <= until_ns)
     if len(added) < 100:
         raise UnavailableError(f"only {len(added)} tokens came while all streams ran; give more --seconds")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from multiprocessing.connection import Connection
 from typing import cast
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ class Stream(asyncio.Protocol):
         self._tail = b""
         self._transport: asyncio.Transport | None = None
         self.events: list[int] = []
+        self.status = b""
         self.begun = asyncio.Event()
         self.done = asyncio.Event()
         self.complete = False
@@ -35,13 +37,15 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Note the time once for every event whose head is in `data`."""
         now_ns = time.monotonic_ns()
+        self.status = self.status or data[9:12]
         data = self._tail + data
         self.events.extend([now_ns] * data.count(_EVENT))
         if _DONE in data:
             self.complete = True
             self.done.set()
         self._tail = _behind(data)
-        self.begun.set()
+        if self.events or self.status != b"200":
+            self.begun.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The router or we hung up."""
@@ -69,6 +73,7 @@ class Callers:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._model = model
+        self._failures: Counter[str] = Counter()
 
     async def open(self, stream: int, max_tokens: int) -> Stream:
         """Begin a stream."""
@@ -102,11 +107,17 @@ class Callers:
                 if number % 2:
                     await stream.begun.wait()
                     began += bool(stream.events)
+                    if stream.status not in (b"", b"200"):
+                        self._failures[stream.status.decode()] += 1
                 stream.abort()
                 await stream.done.wait()
 
         await asyncio.gather(*(caller() for _ in range(at_once)))
         return began
+
+    def failures(self) -> dict[str, int]:
+        """Aborted streams that were refused, by status."""
+        return dict(self._failures)
 
 
 def call(pipe: Connection, url: str, model: str) -> None:
@@ -114,6 +125,6 @@ def call(pipe: Connection, url: str, model: str) -> None:
 
     async def work() -> None:
         callers = Callers(url, model)
-        await answer(pipe, {"steady": callers.steady, "aborted": callers.aborted})
+        await answer(pipe, {"steady": callers.steady, "aborted": callers.aborted, "failures": callers.failures})
 
     uvloop.run(work())

@@ -56,7 +56,7 @@ class Stub:
         self._gap_s = gap_s
         self.open = 0
         self.sent: defaultdict[int, list[int]] = defaultdict(list)
-        """Monotonic nanoseconds of each token after the first, by stream."""
+        """Monotonic nanoseconds of each token by stream; 0 for one that the prefill gave."""
 
     async def prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillEvent]:
         """See `WorkerHandler`."""
@@ -70,6 +70,7 @@ class Stub:
             yield Started(sources=TokenSources(pool=len(request.prompt)), times=StageTimes())
             stream = stream_of(request.prompt)
             sent = self.sent[stream]
+            sent.extend([0] * (len(request.generated) - len(sent)))
             due_s = time.monotonic() + (stream * _GOLDEN) % 1 * self._gap_s
             for _ in range(request.max_tokens - len(request.generated)):
                 await asyncio.sleep(due_s - time.monotonic())
