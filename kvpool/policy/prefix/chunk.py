@@ -1,7 +1,7 @@
 """A stretch of a chain, and who holds which part of it.
 
 Theory. A chunk has up to `CHUNK_KEYS` consecutive keys of one chain. Holders mostly hold long stretches of a chain, so who holds what is
-kept as runs: `states[i]` (see lanes.py) is that of the keys from `ends[i - 1]` (0 for the first) up to `ends[i]`. Neighbouring runs differ.
+kept as runs: `states[i]` (see states.py) is that of the keys from `ends[i - 1]` (0 for the first) up to `ends[i]`. Neighbouring runs differ.
 
 A key names all before it, so two lists of keys of chains that agree at one place agree everywhere before it. One comparison therefore
 says whether a whole chunk is part of a prompt, and a binary search says where they part.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvpool.block import BlockKey
-from kvpool.policy.prefix.lanes import holders_of, ones
+from kvpool.policy.prefix.states import NOBODY, State
 
 CHUNK_KEYS: Final = 128
 
@@ -22,7 +22,7 @@ class Chunk:
 
     __slots__ = ("ends", "keys", "parent", "states")
 
-    def __init__(self, keys: list[BlockKey], state: int) -> None:
+    def __init__(self, keys: list[BlockKey], state: State) -> None:
         self.keys = keys
         self.ends = [len(keys)]
         self.states = [state]
@@ -59,7 +59,7 @@ class Chunk:
             size += 1
         return size
 
-    def append(self, keys: Sequence[BlockKey], state: int) -> None:
+    def append(self, keys: Sequence[BlockKey], state: State) -> None:
         """`keys` follow, in `state`."""
         self.keys += keys
         if self.states[-1] == state:
@@ -77,32 +77,33 @@ class Chunk:
         self._join(1, len(states))
 
     def holders(self) -> int:
-        """1 in the byte of everybody who holds any of it."""
+        """Everybody who holds any of it."""
         union = 0
-        for state in self.states:
-            union |= state
-        return holders_of(union, ones(union.bit_length() + 7 >> 3))
+        for dram, gpu, below in self.states:
+            union |= dram | gpu | below
+        return union
 
-    def change(self, low: int, high: int, mine: int, clear: int, put: int) -> int:
-        """Take `clear` from, then add `put` to, the states of keys [low, high). Both are bits of the holder's byte `mine`.
+    def change(self, low: int, high: int, mine: int, clear: State, put: State) -> int:
+        """Take the sets `clear` from, then add the sets `put` to, the states of keys [low, high). Both are of the one holder in `mine`.
 
-        Returns by how many keys more (or less) that holder has any bit.
+        Returns by how many keys more (or less) that holder has any.
         """
         first, last = self._cut(low), self._cut(high)
-        gained, at = 0, low
+        states, gained, at = self.states, 0, low
+        take0, take1, take2 = ~clear[0], ~clear[1], ~clear[2]
+        put0, put1, put2 = put
         for i in range(first, last):
-            old = self.states[i]
-            new = old & ~clear | put
-            if new != old:
-                gained += (self.ends[i] - at) * (bool(new & mine) - bool(old & mine))
-                self.states[i] = new
+            dram, gpu, below = states[i]
+            now = new0, new1, new2 = dram & take0 | put0, gpu & take1 | put1, below & take2 | put2
+            gained += (self.ends[i] - at) * (bool((new0 | new1 | new2) & mine) - bool((dram | gpu | below) & mine))
+            states[i] = now
             at = self.ends[i]
-        self._join(max(first, 1), min(last + 1, len(self.states)))
+        self._join(max(first, 1), min(last + 1, len(states)))
         return gained
 
     def trim(self) -> list[BlockKey]:
         """Drop the keys at the end that nobody holds and return them; all of them when the chunk has become useless."""
-        if self.states[-1]:
+        if self.states[-1] != NOBODY:
             return []
         keep = self.ends[-2] if len(self.ends) > 1 else 0
         gone, self.keys = self.keys[keep:], self.keys[:keep]
@@ -131,9 +132,10 @@ class Chunk:
         return bisect_right(self.ends, position)
 
     def tail_of(self, mine: int, count: int) -> int:
-        """From where on `count` keys, the last ones, have any bit of `mine`; 0 if no more than that have."""
+        """From where on `count` keys, the last ones, are held by the holder in `mine`; 0 if no more than that are."""
         for i in range(len(self.ends) - 1, -1, -1):
-            if self.states[i] & mine:
+            dram, gpu, below = self.states[i]
+            if (dram | gpu | below) & mine:
                 start = self.ends[i - 1] if i else 0
                 count -= self.ends[i] - start
                 if count <= 0:

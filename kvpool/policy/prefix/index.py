@@ -20,7 +20,7 @@ from typing import Final, Generic, TypeVar
 from kvpool.block import BlockKey
 from kvpool.policy.prefix.chunk import CHUNK_KEYS, Chunk
 from kvpool.policy.prefix.credit import Credit
-from kvpool.policy.prefix.lanes import bit_of, lane, slots_of
+from kvpool.policy.prefix.states import NOBODY, State, on, slots_of
 from kvpool.policy.prefix.match import Match
 
 H = TypeVar("H", bound=Hashable)
@@ -85,8 +85,8 @@ class PrefixIndex(Generic[H]):
         """
         holding = self._holding(holder)
         keys = keys if len(keys) <= self._limit else keys[: self._limit]
-        mine, put = lane(holding.slot), lane(holding.slot, bit_of(tier))
-        clear = mine if moved else 0
+        mine = 1 << holding.slot
+        put, clear = on(tier, mine), (mine, mine, mine) if moved else NOBODY
         get, position = self._chunks.get, 0
         told: list[Chunk] = []
         before = get(parent) if parent is not None else None
@@ -115,8 +115,8 @@ class PrefixIndex(Generic[H]):
         holding = self._holdings.get(holder)
         if holding is None:
             return
-        clear = lane(holding.slot) if tier is None else lane(holding.slot, bit_of(tier))
-        mine = lane(holding.slot)
+        mine = 1 << holding.slot
+        clear = (mine, mine, mine) if tier is None else on(tier, mine)
         position = 0
         while position < len(keys):
             chunk = self._chunks.get(keys[position])
@@ -137,9 +137,9 @@ class PrefixIndex(Generic[H]):
         holding = self._holdings.get(holder)
         if holding is None:
             return
-        mine = lane(holding.slot)
+        mine = 1 << holding.slot
         for chunk in holding.chunks:
-            chunk.change(0, len(chunk.keys), mine, mine, 0)
+            chunk.change(0, len(chunk.keys), mine, (mine, mine, mine), NOBODY)
             self._trim(chunk)
         holding.chunks.clear()
         holding.keys = 0
@@ -155,24 +155,31 @@ class PrefixIndex(Generic[H]):
     def match(self, keys: Sequence[BlockKey]) -> Match[H]:
         """Who holds which of the leading `keys` of a chain. Changes nothing."""
         get, position, size = self._chunks.get, 0, len(keys)
-        runs: list[tuple[int, int]] = []
-        last = 0
+        runs: list[tuple[int, State]] = []
+        last = NOBODY
         while position < size and (chunk := get(keys[position])) is not None:
-            start = chunk.find(keys[position])
-            end = start + chunk.common(start, keys, position)
+            mine = chunk.keys
+            start, end = 0, len(mine)
+            if position + end > size or mine[-1] != keys[position + end - 1] or mine[0] != keys[position]:  # not all of it
+                start = chunk.find(keys[position])
+                end = start + chunk.common(start, keys, position)
+            offset = position - start
             for i in range(chunk.run_at(start) if start else 0, len(chunk.ends)):
-                state, stop = chunk.states[i], min(chunk.ends[i], end)
-                if not state:
-                    return Match(runs, self._holders, self._slots)
-                position += stop - start
-                start = stop
+                state, stop = chunk.states[i], chunk.ends[i]
+                if stop > end:
+                    stop = end
                 if state == last:
-                    runs[-1] = (position, state)
+                    if not runs:
+                        return Match(runs, self._holders, self._slots)
+                    runs[-1] = (offset + stop, state)
+                elif state == NOBODY:
+                    return Match(runs, self._holders, self._slots)
                 else:
-                    runs.append((position, state))
+                    runs.append((offset + stop, state))
                     last = state
                 if stop == end:
                     break
+            position = offset + end
         return Match(runs, self._holders, self._slots)
 
     def touch(self, holder: H, keys: Sequence[BlockKey]) -> None:
@@ -219,7 +226,7 @@ class PrefixIndex(Generic[H]):
         holding: _Holding,
         keys: Sequence[BlockKey],
         position: int,
-        state: int,
+        state: State,
         before: Chunk | None,
         parent: BlockKey | None,
         told: list[Chunk],
@@ -276,9 +283,9 @@ class PrefixIndex(Generic[H]):
         else:
             holding.chunks.pop(chunk, None)
 
-    def _clear(self, holding: _Holding, chunk: Chunk, low: int, high: int, mine: int, clear: int) -> None:
-        """Take the bits `clear` of `holding`'s byte `mine` from the keys [low, high) of `chunk`."""
-        self._gain(holding, chunk, chunk.change(low, high, mine, clear, 0))
+    def _clear(self, holding: _Holding, chunk: Chunk, low: int, high: int, mine: int, clear: State) -> None:
+        """Take the sets `clear`, of `holding`'s bit `mine`, from the keys [low, high) of `chunk`."""
+        self._gain(holding, chunk, chunk.change(low, high, mine, clear, NOBODY))
         self._trim(chunk)
 
     def _trim(self, chunk: Chunk) -> None:
@@ -290,10 +297,10 @@ class PrefixIndex(Generic[H]):
 
     def _shrink(self, holding: _Holding) -> None:
         """Give up what was longest not told of, tails first, until `holding` is within its bound."""
-        mine, target = lane(holding.slot), self._limit - self._limit // _SLACK
+        mine, target = 1 << holding.slot, self._limit - self._limit // _SLACK
         while holding.keys > target:
             chunk, held = next(iter(holding.chunks.items()))
             excess = holding.keys - target
             low = 0 if held <= excess else chunk.tail_of(mine, excess)
             self.dropped += min(held, excess)
-            self._clear(holding, chunk, low, len(chunk.keys), mine, mine)
+            self._clear(holding, chunk, low, len(chunk.keys), mine, (mine, mine, mine))

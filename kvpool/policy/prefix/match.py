@@ -4,11 +4,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from kvpool.policy.prefix.lanes import bit_of, holders_of, lane, ones, slots_of
-from kvpool.request.events import BELOW, BESIDE, DRAM
+from kvpool.policy.prefix.states import State, slots_of
 
 H = TypeVar("H", bound=Hashable)
 _FEW: Final = 12
+_BITS: Final = bytes.maketrans(b"01", b"\0\1")
 
 
 class Reach(NamedTuple):
@@ -32,7 +32,7 @@ class Match(Generic[H]):
 
     __slots__ = ("_holders", "_runs", "_slots", "blocks")
 
-    def __init__(self, runs: list[tuple[int, int]], holders: Sequence[H], slots: Mapping[H, int]) -> None:
+    def __init__(self, runs: list[tuple[int, State]], holders: Sequence[H], slots: Mapping[H, int]) -> None:
         """`runs`: (end, state) of stretches of the prompt, neighbours in different states, none empty. `holders` by their slots."""
         self._runs = runs
         self._holders = holders
@@ -42,19 +42,18 @@ class Match(Generic[H]):
     def leading(self) -> dict[H, int]:
         """How many leading blocks each holder has, on any tier; only those that have the first one."""
         answer: dict[H, int] = {}
-        if not self._runs:
-            return answer
-        unit = ones(len(self._holders))
-        alive, end = holders_of(self._runs[0][1], unit), 0
-        for next_end, state in self._runs:
-            still = alive & holders_of(state, unit)
+        alive, end = -1, 0
+        for next_end, (dram, gpu, below) in self._runs:
+            still = alive & (dram | gpu | below)
             if still != alive:
-                self._name(alive ^ still, end, answer)
+                if end:
+                    self._name(alive ^ still, end, answer)
                 alive = still
                 if not alive:
-                    break
+                    return answer
             end = next_end
-        self._name(alive, end, answer)
+        if end:
+            self._name(alive, end, answer)
         return answer
 
     def of(self, holder: H) -> int:
@@ -66,43 +65,47 @@ class Match(Generic[H]):
         slot = self._slots.get(holder)
         if slot is None:
             return 0, 0, 0
-        counts, start, shift = [0, 0, 0], 0, 8 * slot
-        for end, state in self._runs:
-            bits = state >> shift & 7
-            if not bits:
+        counts, start, mine = [0, 0, 0], 0, 1 << slot
+        for end, (dram, gpu, below) in self._runs:
+            if gpu & mine:
+                counts[0] += end - start
+            elif dram & mine:
+                counts[1] += end - start
+            elif below & mine:
+                counts[2] += end - start
+            else:
                 break
-            counts[0 if bits & 2 else 1 if bits & 1 else 2] += end - start
             start = end
         return counts[0], counts[1], counts[2]
 
     def together(self, near: Iterable[H], far: Iterable[H], after: int = 0) -> Reach:
         """The leading blocks behind the first `after` that `near` and `far` have between them: what a worker near the former can load."""
-        close, all_far = self._lanes(near), self._lanes(far)
-        dram, gpu, below = bit_of(DRAM), bit_of(BESIDE), bit_of(BELOW)
-        places = [close * dram, close * gpu, all_far * dram, all_far * gpu, close * below, all_far * below]
+        close, distant = self._set(near), self._set(far)
+        places = ((0, close), (1, close), (0, distant), (1, distant), (2, close), (2, distant))
         counts, start = [0] * len(places), after
         for end, state in self._runs:
             if end <= after:
                 continue
-            place = next((i for i, mask in enumerate(places) if state & mask), None)
+            place = next((i for i, (tier, some) in enumerate(places) if state[tier] & some), None)
             if place is None:
                 break
             counts[place] += end - start
             start = end
         return Reach(start - after, *counts)
 
-    def _lanes(self, holders: Iterable[H]) -> int:
-        lanes = 0
+    def _set(self, holders: Iterable[H]) -> int:
+        some = 0
         for holder in holders:
             if (slot := self._slots.get(holder)) is not None:
-                lanes |= lane(slot, 1)
-        return lanes
+                some |= 1 << slot
+        return some
 
-    def _name(self, marks: int, blocks: int, answer: dict[H, int]) -> None:
-        """Say of the holders marked in `marks` that they have `blocks`."""
+    def _name(self, some: int, blocks: int, answer: dict[H, int]) -> None:
+        """Say of the holders `some` that they have `blocks`."""
         holders = self._holders
-        if marks.bit_count() <= _FEW:
-            for slot in slots_of(marks):
+        if some.bit_count() <= _FEW:
+            for slot in slots_of(some):
                 answer[holders[slot]] = blocks
         else:
-            answer.update(dict.fromkeys(compress(holders, marks.to_bytes(len(holders), "little")), blocks))
+            marks = f"{some:b}".encode()[::-1].translate(_BITS)
+            answer.update(dict.fromkeys(compress(holders, marks), blocks))
