@@ -18,7 +18,12 @@ _BYTES: Final = 64
 _CORES: Final = os.cpu_count() or 1
 _files: list[int] = []
 
-_current = getattr(ctypes.PyDLL(None), "sched_getcpu", None)  # keeps the GIL: it takes 0.1 us
+_getcpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)  # keeps the GIL: it takes 0.1 us
+
+
+def current() -> int:
+    """The core that runs the caller just now; -1 where nobody can tell."""
+    return -1 if _getcpu is None else int(_getcpu())
 
 
 def running() -> int:
@@ -36,13 +41,27 @@ def spare() -> bool:
     return 0 < running() < _CORES
 
 
+def wanted() -> bool:
+    """Whether a thread waits for a core that another one has; True where nobody can tell."""
+    return not 0 < running() <= _CORES
+
+
 def apart(thread: int) -> bool:
-    """Let a thread (a native id) of this process run on any core that the caller may use but the one it is on; False: there is none."""
-    others = os.sched_getaffinity(0)
-    if _current is not None:
-        others.discard(_current())
+    """Let a thread of this process (a native id, 0: the caller) run on any core that the caller may use but its present one.
+
+    False: there is none.
+    """
+    others = os.sched_getaffinity(0) - {current()}
     if not others:
         return False
     with contextlib.suppress(OSError):  # it has ended, or a core has gone: then it runs where it did
         os.sched_setaffinity(thread, others)
     return True
+
+
+def leave() -> None:
+    """Go to another core than the one that the caller is on, if it may use others; it may come back."""
+    mine = os.sched_getaffinity(0)
+    if apart(0):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, mine)

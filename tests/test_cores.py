@@ -21,6 +21,22 @@ def test_a_core_is_idle_while_fewer_run_than_there_are(monkeypatch: pytest.Monke
     assert cores.spare() is spare
 
 
+@pytest.mark.parametrize(("running", "wanted"), [(0, True), (1, False), (4, False), (5, True)])
+def test_a_core_is_wanted_while_more_run_than_there_are(monkeypatch: pytest.MonkeyPatch, running: int, wanted: bool) -> None:
+    """Where the kernel doesn't tell (0) somebody may want it."""
+    monkeypatch.setattr(cores, "_CORES", 4)
+    monkeypatch.setattr(cores, "running", lambda: running)
+    assert cores.wanted() is wanted
+
+
+def test_who_leaves_a_core_may_use_all_as_before() -> None:
+    """It is a step aside, not a bond."""
+    ours = os.sched_getaffinity(0)
+    cores.leave()
+    assert os.sched_getaffinity(0) == ours
+    assert cores.current() in {-1, *range(os.cpu_count() or 1)}
+
+
 def test_a_descriptor_that_somebody_closed_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that closes all it has open may have another file behind the number: no count is taken from that."""
     reading, writing = os.pipe()

@@ -20,7 +20,7 @@ stays what it is in every version. After it:
          1      1  1: near copies                            1: waiting; 2: refused, and a text follows
          2      2  blocks or keys that follow                outcomes that follow
          4      2  bytes of the tenant's name                bytes of the text (of 4)
-         6      2  0
+         6      2  core that it is sent from + 1, 0: unsaid
          8      8  lease                                     lease
         16      8  tokens of the whole prompt, 0: unknown    offset of a slab
         24      8  bytes of the (next) slab, 0: none         bytes of a slab, 0: none
@@ -39,7 +39,7 @@ from kvpool.errors import ConfigError, ProtocolError
 from kvpool.request.pool import Outcome, Reservation
 from kvpool.wire.fence import NodeIdentity
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_BLOCKS: Final = 1024
 """Blocks or keys of one message."""
 MAX_TEXT: Final = 1024
@@ -104,7 +104,7 @@ class Greeting(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One call; `nbytes`: of the slab that is asked for."""
+    """One call; `nbytes`: of the slab that is asked for; `core`: that the caller is on, -1 when it doesn't know."""
 
     kind: Kind
     lease_id: int = 0
@@ -114,6 +114,7 @@ class Request(NamedTuple):
     tenant: str = ""
     blocks: Sequence[Reservation] = ()
     keys: Sequence[bytes] = ()
+    core: int = -1
 
 
 class Answer(NamedTuple):
@@ -153,12 +154,12 @@ def decode_greeting(data: bytes) -> Greeting:
 
 def encode_request(request: Request) -> bytes:
     """Spell a request. Raises `ConfigError` for what can't be spelled."""
-    kind, lease_id, sequence, nbytes, near, tenant, blocks, keys = request
+    kind, lease_id, sequence, nbytes, near, tenant, blocks, keys, core = request
     name, count = tenant.encode(), len(blocks) or len(keys)
     if count > MAX_BLOCKS or len(name) > MAX_TEXT:
         raise ConfigError(f"a session's message takes {MAX_BLOCKS} blocks and a tenant's name of {MAX_TEXT} bytes at most; split the call")
     try:
-        head = _HEAD.pack(kind, near, count, len(name), 0, lease_id, sequence, nbytes)
+        head = _HEAD.pack(kind, near, count, len(name), core + 1, lease_id, sequence, nbytes)
         tail = [_spell(*block) for block in blocks] if blocks else [_checked(key) for key in keys]
     except struct.error as error:
         raise ConfigError(f"a message of a session can't say that: {error}") from error
@@ -180,12 +181,12 @@ def decode_request(data: bytes) -> Request:
     """Read a request. Raises `ProtocolError` for anything that `encode_request` doesn't make."""
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a request of {len(data)} bytes")
-    kind, flags, count, name_bytes, zero, lease_id, sequence, nbytes = _HEAD.unpack_from(data)
+    kind, flags, count, name_bytes, core, lease_id, sequence, nbytes = _HEAD.unpack_from(data)
     form = _FORMS.get(kind)
     if form is None:
         raise ProtocolError(f"a request of unknown kind {kind}")
     said = (flags, name_bytes, lease_id, sequence, nbytes)
-    if zero or flags > _NEAR or any(map(said.__getitem__, form.lacks)):
+    if flags > _NEAR or any(map(said.__getitem__, form.lacks)):
         raise ProtocolError(f"a request of kind {kind} with fields it doesn't have")
     item, start = form.item, _HEAD.size + name_bytes
     end = start + count * (item.size if item is not None else len(data) + 1)  # without items: no count but 0
@@ -200,7 +201,7 @@ def decode_request(data: bytes) -> Request:
     body = data[start:]
     blocks = [_block(*fields) for fields in _BLOCK.iter_unpack(body)] if item is _BLOCK else ()
     keys = [key for (key,) in _KEY.iter_unpack(body)] if item is _KEY else ()
-    return Request(form.kind, lease_id, sequence, nbytes, bool(flags), tenant, blocks, keys)
+    return Request(form.kind, lease_id, sequence, nbytes, bool(flags), tenant, blocks, keys, core - 1)
 
 
 def _block(

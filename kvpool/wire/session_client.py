@@ -4,6 +4,9 @@ Theory. A call sends one packet and waits for one, at most as long as it may. On
 that the next call would take for its own, so the session is *broken* from then on: every call says so. It keeps its socket until `close`
 all the same, because the node gives away what the session holds when the socket ends, and other threads may still be writing there.
 
+Who sends one packet after the other is answered sooner than a core wakes up, so it looks for the answer a while before it sleeps
+(`vigil.py`).
+
 A child that a fork made would take its parent's answers, and keep the session alive after its parent's death: there the socket is closed
 at once and every call is an error.
 """
@@ -22,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from kvpool import cores
 from kvpool.errors import ClosedError, DeadlineError, ProtocolError, UnavailableError
 from kvpool.request.pool import Grant, Outcome, Reservation, Slab
 from kvpool.wire.fence import NodeIdentity
@@ -37,12 +41,25 @@ from kvpool.wire.session import (
     encode_request,
 )
 from kvpool.wire.session_server import socket_name
+from kvpool.wire.vigil import Vigil
 
 CALL_S = 5.0
 """How long a call may take unless told otherwise."""
+_WATCH_NS = 250_000
+"""For an answer, before sleeping: longer than a node takes that was asleep itself."""
 _RETRY_S = 0.005
 _CREDENTIALS = struct.Struct("3i")
 _OUTCOMES = tuple(Outcome)
+
+
+class _Ends(threading.local):
+    """Whether the other end of a socket is closed. One poll a thread: it mustn't be used by two at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        ends = select.poll()
+        if sock.fileno() >= 0:
+            ends.register(sock, select.POLLRDHUP)
+        self.poll = ends.poll
 
 
 class Session:
@@ -57,6 +74,8 @@ class Session:
         self._lock = threading.Lock()
         self._answers = select.poll()
         self._answers.register(sock, select.POLLIN)
+        self._ends = _Ends(sock)
+        self._vigil = Vigil(_WATCH_NS)
         self._broken = ""
         self._closed = False
         _open_here.add(self)
@@ -82,16 +101,11 @@ class Session:
         """Whether calls have a chance. A look at the socket, no packet."""
         if self._broken or self._closed or os.getpid() != self._pid:
             return False
-        try:
-            return bool(self._sock.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        return not self._ends.poll(0)
 
     def slab(self, nbytes: int, timeout_s: float = CALL_S) -> Slab | None:
         """Room in advance, `nbytes` in one piece; None when there is none, or the session has had its share."""
-        return _slab(self._call(Request(Kind.SLAB, nbytes=nbytes), timeout_s))
+        return _slab(self._call(Request(Kind.SLAB, nbytes=nbytes, core=cores.current()), timeout_s))
 
     def put(
         self,
@@ -107,7 +121,7 @@ class Session:
 
         `next_slab`: bytes of another slab that is wanted with the answer; the rest of this one stays. NO_SPACE for all: the lease is over.
         """
-        answer = self._call(Request(Kind.PUT, lease_id, sequence, next_slab, tenant=tenant, blocks=blocks), timeout_s)
+        answer = self._call(Request(Kind.PUT, lease_id, sequence, next_slab, tenant=tenant, blocks=blocks, core=cores.current()), timeout_s)
         return _outcomes(answer), _slab(answer)
 
     def reserve(
@@ -120,7 +134,8 @@ class Session:
         timeout_s: float = CALL_S,
     ) -> tuple[int, list[Grant], bool]:
         """As `PoolRpc.reserve`, but it never waits: (lease id or 0, grants, whether room will come when blocks were written down)."""
-        answer = self._call(Request(Kind.RESERVE, sequence=sequence, near=near, tenant=tenant, blocks=blocks), timeout_s)
+        request = Request(Kind.RESERVE, sequence=sequence, near=near, tenant=tenant, blocks=blocks, core=cores.current())
+        answer = self._call(request, timeout_s)
         return answer.lease_id, list(zip(_outcomes(answer), answer.offsets, strict=True)), answer.waiting
 
     def commit(self, lease_id: int, keys: Sequence[bytes], timeout_s: float = CALL_S) -> list[bool]:
@@ -187,10 +202,23 @@ class Session:
 
     def _receive(self, deadline_ns: int) -> bytes:
         """The next packet; `OSError` when there is none ever."""
-        self._wait(deadline_ns)
-        data = self._sock.recv(MAX_ANSWER)
+        data = self._watch(deadline_ns)
+        if data is None:
+            self._wait(deadline_ns)
+            data = self._sock.recv(MAX_ANSWER)
         if not data:
             raise ConnectionResetError("the node ended the session")
+        return data
+
+    def _watch(self, deadline_ns: int) -> bytes | None:
+        """The next packet, if it is worth staying awake for and comes soon."""
+        until_ns, receive, data = min(self._vigil.until(time.monotonic_ns()), deadline_ns), self._sock.recv, None
+        if not until_ns:
+            return None
+        while data is None and time.monotonic_ns() < until_ns:
+            with contextlib.suppress(BlockingIOError):
+                data = receive(MAX_ANSWER)
+        self._vigil.ended(came=data is not None)
         return data
 
     def _wait(self, deadline_ns: int) -> None:

@@ -5,6 +5,8 @@ doesn't fit the socket's buffer at once ends the session, for its client doesn't
 know which. *Gone*: the client closed its socket, or the kernel did after its process. Nobody writes or looks any more. *Ended here*: it
 said what can't be, or didn't read, or the node stops. Its process may still be at work in the arena.
 
+While one packet follows the other the loop doesn't sleep between them (`vigil.py`): it goes on turning, and does whatever else there is.
+
 The socket is made under another name and then renamed, so whoever finds it can connect, and one that refuses belongs to a dead node.
 """
 
@@ -14,14 +16,17 @@ import logging
 import os
 import socket
 import struct
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
+from kvpool import cores
 from kvpool.errors import ConfigError, KvpoolError, ProtocolError
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.session import MAX_MESSAGE, Answer, Greeting, Request, decode_greeting, decode_request, encode_answer, encode_greeting
+from kvpool.wire.vigil import Vigil
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,8 @@ MAX_SESSIONS: Final = 256
 GREETING_S: Final = 5.0
 """Within so long a client must have said who it is."""
 _AT_ONCE = 16
+_WATCH_NS = 250_000
+"""For the next packet, before sleeping: longer than a client takes that was asleep itself."""
 _BACKLOG = 64
 _PAUSE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
@@ -85,6 +92,9 @@ class SessionServer:
         self._links: set[_Link] = set()
         self._listener: socket.socket | None = None
         self._buffer = bytearray(MAX_MESSAGE)
+        self._vigil = Vigil(_WATCH_NS)
+        self._watch_ns = 0
+        self._came = False
 
     def start(self) -> None:
         """Make the socket, mode 0600. Raises `ConfigError`."""
@@ -167,7 +177,8 @@ class SessionServer:
                     return
                 if count > MAX_MESSAGE:
                     raise ProtocolError(f"a packet of {count} bytes")
-                self._answer(link, link.calls, bytes(memoryview(self._buffer)[:count]))
+                core = self._answer(link, link.calls, bytes(memoryview(self._buffer)[:count]))
+                self._stay(core)
         except BlockingIOError:
             return
         except ProtocolError as error:
@@ -178,13 +189,39 @@ class SessionServer:
             log.exception("serving a session failed")
             self._end(link, "serving it failed")
 
-    def _answer(self, link: _Link, calls: SessionCalls, data: bytes) -> None:
+    def _answer(self, link: _Link, calls: SessionCalls, data: bytes) -> int:
+        """Serve one request; the core that it was sent from."""
         request = decode_request(data)
         try:
             answer = calls.serve(request)
         except KvpoolError as error:
             answer = Answer(refused=str(error) or type(error).__name__)
         self._send(link, encode_answer(request.kind, answer))
+        return request.core
+
+    def _stay(self, core: int) -> None:
+        """A packet that was sent from `core` was answered: stay awake for the next one, if that is worth it, and on another core."""
+        if self._watch_ns:
+            self._came = True
+        else:
+            self._watch_ns = self._vigil.until(time.monotonic_ns())
+            if self._watch_ns:
+                asyncio.get_running_loop().call_soon(self._watch)
+        if self._vigil.brisk and core == cores.current() != -1:
+            cores.leave()
+
+    def _watch(self) -> None:
+        """One turn of the loop that doesn't sleep."""
+        now_ns = time.monotonic_ns()
+        if self._came:
+            self._came = False
+            self._vigil.ended(came=True)
+            self._watch_ns = self._vigil.until(now_ns)
+        elif now_ns >= self._watch_ns:
+            self._vigil.ended(came=False)
+            self._watch_ns = 0
+        if self._watch_ns:
+            asyncio.get_running_loop().call_soon(self._watch)
 
     def _send(self, link: _Link, data: bytes) -> None:
         try:

@@ -108,7 +108,7 @@ async def test_another_node_or_another_life_of_it_is_refused_in_words(rig: Rig) 
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"version": 2}, ProtocolError, "version 2 of sessions is spoken there, 1 here: run the same version"),
+        ({"version": 3}, ProtocolError, "version 3 of sessions is spoken there, 2 here: run the same version"),
         ({"incarnation": 5}, UnavailableError, "is of node"),
         ({"board": False}, ProtocolError, "no board"),
         ({"magic": b"HTTP/1.1"}, ProtocolError, "not a greeting"),
@@ -117,7 +117,7 @@ async def test_another_node_or_another_life_of_it_is_refused_in_words(rig: Rig) 
 async def test_client_checks_who_answers(tmp_path: Path, change: dict[str, Any], error: type[Exception], says: str) -> None:
     """Whoever listens there now, the client goes on only with the node it meant, in a language both speak."""
     path = tmp_path / "other.sock"
-    said = {"magic": b"KVPSESS\0", "version": 1, "incarnation": NODE.incarnation, "board": True, **change}
+    said = {"magic": b"KVPSESS\0", "version": 2, "incarnation": NODE.incarnation, "board": True, **change}
     node_id = bytes.fromhex(NODE.node_id)
     answer = struct.pack("<8sHHI16sQ", said["magic"], said["version"], 0, 0, node_id, said["incarnation"])
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, tempfile.TemporaryFile() as board:

@@ -25,10 +25,10 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def head(
-    kind: int, *, flags: int = 0, count: int = 0, name: int = 0, zero: int = 0, lease: int = 0, seq: int = 0, nbytes: int = 0
+    kind: int, *, flags: int = 0, count: int = 0, name: int = 0, core: int = 0, lease: int = 0, seq: int = 0, nbytes: int = 0
 ) -> bytes:
     """A request's head, whatever it says."""
-    return struct.pack("<BBHHHQQQ", kind, flags, count, name, zero, lease, seq, nbytes)
+    return struct.pack("<BBHHHQQQ", kind, flags, count, name, core, lease, seq, nbytes)
 
 
 def one(**change: int | bytes) -> bytes:
@@ -54,7 +54,6 @@ REQUESTS = {
     "a greeting's kind": head(1),
     "kind 7": head(7),
     "kind 255": head(255, count=1) + KEY,
-    "zeros that aren't": head(Kind.SLAB, zero=1, nbytes=64),
     "a flag that SLAB lacks": head(Kind.SLAB, flags=1, nbytes=64),
     "a flag nobody has": head(Kind.RESERVE, flags=2, count=1) + one(),
     "SLAB with a lease": head(Kind.SLAB, lease=1, nbytes=64),
@@ -153,7 +152,7 @@ GREETINGS = {
     "random bytes": (random.Random(1).randbytes(64), 1),
     "half a greeting": (_greeting()[:20], 1),
     "one byte long": (_greeting() + b"x", 1),
-    "another version": (_greeting()[:8] + b"\x02\0" + _greeting()[10:], 1),
+    "another version": (_greeting()[:8] + b"\x03\0" + _greeting()[10:], 1),
     "one that refuses": (_greeting()[:10] + b"\x01\0" + _greeting()[12:], 1),
     "another node": (encode_greeting(Greeting(NODE._replace(node_id="e" * 32))), 1),
     "another life": (encode_greeting(Greeting(NODE._replace(incarnation=2))), 1),
@@ -181,10 +180,10 @@ async def test_greeting_that_cannot_be_is_refused_and_no_descriptor_leaks(rig: R
 async def test_refusal_of_a_version_is_read_by_its_client(rig: Rig) -> None:
     """The layout of the greeting outlives versions, so a newer client learns what is wrong."""
     sock = await rig.raw()
-    socket.send_fds(sock, [_greeting()[:8] + b"\x02\0" + _greeting()[10:]], [rig.cell_fd])
+    socket.send_fds(sock, [_greeting()[:8] + b"\x03\0" + _greeting()[10:]], [rig.cell_fd])
     answer = await asyncio.to_thread(sock.recv, 4096)
-    assert answer[:12] == b"KVPSESS\0\x01\0\x01\0"
-    assert b"version 2 of sessions is spoken there, 1 here: run the same version on both sides" in answer
+    assert answer[:12] == b"KVPSESS\0\x02\0\x01\0"
+    assert b"version 3 of sessions is spoken there, 2 here: run the same version on both sides" in answer
     sock.close()
 
 
