@@ -1,7 +1,7 @@
 """A stretch of a chain, and who holds which part of it.
 
 Theory. A chunk has up to `CHUNK_KEYS` consecutive keys of one chain. Holders mostly hold long stretches of a chain, so who holds what is
-kept as runs: `states[i]` (see states.py) is that of the keys from `ends[i - 1]` (0 for the first) up to `ends[i]`. Neighbouring runs differ.
+kept as runs: `states[i]` (see states.py) is that of the keys from `ends[i - 1]` (0 for the first) up to `ends[i]`. Neighbours differ.
 
 A key names all before it, so two lists of keys of chains that agree at one place agree everywhere before it. One comparison therefore
 says whether a whole chunk is part of a prompt, and a binary search says where they part.
@@ -68,13 +68,21 @@ class Chunk:
             self.ends.append(len(self.keys))
             self.states.append(state)
 
-    def take(self, before: "Chunk", after: "Chunk") -> None:
-        """Become `before` and then `after`; this is one of the two."""
-        size = len(before.keys)
-        ends = before.ends + [size + end for end in after.ends]
-        states = before.states + after.states
-        self.keys, self.ends, self.states = before.keys + after.keys, ends, states
-        self._join(1, len(states))
+    def follow(self, after: "Chunk") -> None:
+        """Become this and then `after`."""
+        size, runs = len(self.keys), len(self.ends)
+        self.keys += after.keys
+        self.ends += [size + end for end in after.ends]
+        self.states += after.states
+        self._join(runs, runs + 1)
+
+    def precede(self, before: "Chunk") -> None:
+        """Become `before` and then this."""
+        size, runs = len(before.keys), len(before.ends)
+        self.keys[:0] = before.keys
+        self.ends[:] = before.ends + [size + end for end in self.ends]
+        self.states[:0] = before.states
+        self._join(runs, runs + 1)
 
     def holders(self) -> int:
         """Everybody who holds any of it."""

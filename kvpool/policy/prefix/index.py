@@ -20,8 +20,8 @@ from typing import Final, Generic, TypeVar
 from kvpool.block import BlockKey
 from kvpool.policy.prefix.chunk import CHUNK_KEYS, Chunk
 from kvpool.policy.prefix.credit import Credit
-from kvpool.policy.prefix.states import NOBODY, State, on, slots_of
 from kvpool.policy.prefix.match import Match
+from kvpool.policy.prefix.states import NOBODY, State, on, slots_of
 
 H = TypeVar("H", bound=Hashable)
 
@@ -235,8 +235,10 @@ class PrefixIndex(Generic[H]):
 
         `before`: the chunk whose last key is `parent`.
         """
-        rest = keys[position:]
-        end = position + next(compress(count(), map(self._chunks.__contains__, rest)), len(rest))
+        end = position + 1
+        if end < len(keys):
+            rest = keys[position:]
+            end = position + next(compress(count(), map(self._chunks.__contains__, rest)), len(rest))
         while position < end:
             room = CHUNK_KEYS - len(before.keys) if before is not None else 0
             part = keys[position : min(end, position + (room or CHUNK_KEYS))]
@@ -265,13 +267,14 @@ class PrefixIndex(Generic[H]):
             kept.parent = before.parent
             if before.parent is not None:
                 self._behind[before.parent] = kept
+            kept.precede(before)
         else:
             kept, gone = before, after
+            kept.follow(after)
         self._chunks.update(dict.fromkeys(gone.keys, kept))
         for slot in slots_of(gone.holders()):
             chunks = self._holdings[self._holders[slot]].chunks
             chunks[kept] = chunks.get(kept, 0) + chunks.pop(gone)
-        kept.take(before, after)
         return kept
 
     def _gain(self, holding: _Holding, chunk: Chunk, keys: int) -> None:
