@@ -67,7 +67,7 @@ class Line:
 
     def probe(self, keys: Sequence[BlockKey], deadline_ns: int) -> bytes:
         """One byte a key, 1 where it can be read now. At most `MAX_COUNT` keys, at least one."""
-        self._ask(wire.Kind.PROBE, len(keys), keys, deadline_ns)
+        self._ask(wire.Kind.PROBE, len(keys), [b"".join(keys)], deadline_ns)
         self._answer(len(keys), len(keys), deadline_ns)
         found = bytearray(len(keys))
         self._stream.receive([found], deadline_ns)
