@@ -3,9 +3,10 @@
 `python -m bench.pool [--peers] [--json] [--rounds 7]`. Every contestant is a process, and who serves it another one: a real node, a
 peer's own servers, the far end of plain sockets. They take turns round by round, case by case; a figure is the median over the rounds of
 each round's p50, beside the lowest and the highest, and a ratio is taken within each round. Yardsticks are one thread's memcpy between
-shared and private memory, and blocking TCP sockets, each of the same number of buffers of the same size. kvpool's blocks have exactly the
-size that is named, and their keys are made before; `_hashed` figures include the hashing of their tokens. `_checked` ones are with every
-checksum on. CPU seconds are those of the client and of the node with its children while 32 x 1 MiB are read.
+shared and private memory, and blocking TCP sockets, each of the same number of buffers of the same size. Memory isn't equally fast
+everywhere, so for kvpool's own gets by shared memory the thread copies the very blocks that are read, from where they lie to the same rows.
+kvpool's blocks have exactly the size that is named, and their keys are made before; `_hashed` figures include the hashing of their tokens.
+`_checked` ones are with every checksum on. CPU seconds are those of the client and of the node with its children while 32 x 1 MiB are read.
 """
 
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import click
 
 from bench import pool_crowd, pool_kill
+from bench.peers.turns import COPIED
 from bench.pool_figures import COLUMNS, Results, figures_of, headlines, table_row
 from bench.pool_peers import PEERS, missing
 from bench.pool_turns import Contestant, Turn, started
@@ -27,7 +29,7 @@ from kvpool.errors import KvpoolError
 from kvpool.units import GIB
 
 OPS = {
-    "get_64k": 200, "get_64k_hashed": 200, "get_1m": 60, "get_32x1m": 6, "get_32x1m_hashed": 6, "put_64k": 100, "put_32x1m": 4,
+    COPIED: 6, "get_64k": 200, "get_64k_hashed": 200, "get_1m": 60, "get_32x1m": 6, "get_32x1m_hashed": 6, "put_64k": 100, "put_32x1m": 4,
     "probe512": 30, "probe512_hashed": 30, "view_32": 100,
 }  # fmt: skip
 """Operations of a turn."""
@@ -79,11 +81,10 @@ def crowd(node: LocalNode, rounds: int, logs: Path) -> dict[str, object]:
     clients = {
         f"client {n}": client(node, f"client {n}", "--reach", "shm", "--crowd", "--space", "kvpool shm") for n in range(pool_crowd.CLIENTS)
     }
-    copiers = {f"memcpy {n}": YARDSTICKS["memcpy"] for n in range(2)}
-    with started({**clients, **copiers}, logs) as (there, absent):
+    with started(clients, logs) as (there, absent):
         if absent:
             raise KvpoolError(f"not all clients could be started: {absent}")
-        return pool_crowd.measure(there[: len(clients)], there[len(clients) :], rounds)
+        return pool_crowd.measure(there, rounds)
 
 
 @click.command()

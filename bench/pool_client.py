@@ -13,12 +13,13 @@ from importlib.metadata import version
 import click
 import numpy as np
 
-from bench.peers.turns import BATCH, LARGE, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, check, take_turns
+from bench.peers.turns import BATCH, COPIED, LARGE, PROBED, SMALL, SMALL_KEYS, WORKING_SETS, Case, check, take_turns
 from kvpool.block import BlockKey, Namespace
 from kvpool.cli.bench.caller import Caller
 from kvpool.cli.bench.local import identify
-from kvpool.cli.bench.space import BLOCK_TOKENS, chain_of, space_of, stamp, stamped, tokens_of, wipe
+from kvpool.cli.bench.space import BLOCK_TOKENS, Rows, chain_of, space_of, stamp, stamped, tokens_of, wipe
 from kvpool.client.core import Checksums
+from kvpool.client.views import View
 
 TINY = 4096
 """Bytes of a block that is only probed."""
@@ -54,6 +55,29 @@ class Chains:
             wipe(self._rows)
 
         return Case(read, self._rows.nbytes, verify)
+
+    def copies(self) -> Case:
+        """The yardstick of `gets`: one thread copies the same blocks, from where they lie, to the same rows."""
+        views: list[View] = []
+        blocks: list[list[Rows]] = []
+
+        def look(coming: range) -> None:
+            views.extend(self.caller.look(chain) for chain in self._chains)
+            blocks.extend([block.reshape(-1).view(np.uint8) for block in view.blocks] for view in views)
+
+        def copy(i: int) -> None:
+            self._last = i % self._sets
+            for row, block in zip(self._rows, blocks[self._last], strict=True):
+                np.copyto(row, block)
+
+        def verify() -> None:
+            blocks.clear()
+            while views:
+                views.pop().close()
+            check(stamped(self._rows, self._last), f"what was copied is not chain {self._last}")
+            wipe(self._rows)
+
+        return Case(copy, self._rows.nbytes, verify, look)
 
     def puts(self) -> Case:
         """Store a chain that nobody has stored; after the turn they are removed."""
@@ -107,6 +131,8 @@ def main(address: str, node_pid: int, reach: str, name: str, space: str, checksu
 
         batch = chains(LARGE, BATCH, WORKING_SETS)
         cases = {"get_32x1m": batch.gets()}
+        if reach == "shm":
+            cases[COPIED] = batch.copies()
         if not crowd:
             one, small, probed = chains(LARGE, 1, WORKING_SETS * BATCH), chains(SMALL, 1, SMALL_KEYS), chains(TINY, PROBED, 1)
             cases |= {

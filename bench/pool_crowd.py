@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from bench.peers.turns import COPIED
 from bench.pool_turns import Contestant, Turn, take_turn
 from bench.report import spread
 
@@ -13,8 +14,8 @@ _WINDOW_S = 1.0
 _LEAD_S = 0.5
 
 
-def measure(clients: Sequence[Contestant], copiers: Sequence[Contestant], rounds: int) -> dict[str, object]:
-    """All `clients` read for a second, then both `copiers` copy for a second, `rounds` times.
+def measure(clients: Sequence[Contestant], rounds: int) -> dict[str, object]:
+    """All `clients` read for a second, then two of them copy the same blocks to the same rows for a second, `rounds` times.
 
     A client's rate is what it read by how long its reads took, an aggregate is the sum of the rates. p99 and p50 are over all reads
     of a round.
@@ -22,7 +23,7 @@ def measure(clients: Sequence[Contestant], copiers: Sequence[Contestant], rounds
     nbytes = clients[0].cases[CASE]
     ratios, evenness, rates, p50s = [], [], [], []
     for _ in range(rounds):
-        reads, copies = _window(clients), _window(copiers)
+        reads, copies = _window(clients, CASE), _window(clients[:2], COPIED)
         rates.append(_rate(reads, nbytes))
         ratios.append(rates[-1] / _rate(copies, nbytes))
         seconds = sorted(second for turn in reads for second in turn.seconds)
@@ -36,9 +37,9 @@ def measure(clients: Sequence[Contestant], copiers: Sequence[Contestant], rounds
     }
 
 
-def _window(contestants: Sequence[Contestant]) -> list[Turn]:
+def _window(contestants: Sequence[Contestant], case: str) -> list[Turn]:
     start = time.monotonic() + _LEAD_S
-    return list(take_turn(contestants, {"case": CASE, "start": start, "stop": start + _WINDOW_S}))
+    return list(take_turn(contestants, {"case": case, "start": start, "stop": start + _WINDOW_S}))
 
 
 def _rate(turns: Sequence[Turn], nbytes: int) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bench.peers.turns import COPIED
 from bench.pool_turns import Turn
 from bench.report import Spread, spread
 from kvpool.units import GIB
@@ -29,9 +30,9 @@ class Results:
         """Bytes of an operation by its p50, in GB/s."""
         return spread([self.nbytes[case] / turn.p50_s / 1e9 for turn in self.turns[name, case]])
 
-    def over(self, name: str, other: str, case: str) -> Spread:
-        """How many times as fast as `other` in the same round."""
-        pairs = zip(self.turns[name, case], self.turns[other, case], strict=True)
+    def over(self, name: str, other: str, case: str, other_case: str = "") -> Spread:
+        """How many times as fast as `other` in the same round, at the same case or another one."""
+        pairs = zip(self.turns[name, case], self.turns[other, other_case or case], strict=True)
         return spread([yard.p50_s / turn.p50_s for turn, yard in pairs])
 
     def cpu_s_per_gib(self, name: str, case: str) -> Spread:
@@ -74,20 +75,21 @@ _HEADLINES = {
     "tcp_get_1m_us": ("kvpool tcp", "get_1m"),
 }
 _RATIOS = {
-    "shm_get_32x1m_over_memcpy": ("kvpool shm", "memcpy", "get_32x1m"),
-    "shm_get_32x1m_over_memcpy_checked": ("kvpool shm checked", "memcpy", "get_32x1m"),
-    "shm_put_32x1m_over_memcpy": ("kvpool shm", "memcpy", "put_32x1m"),
-    "tcp_get_32x1m_over_raw": ("kvpool tcp", "raw tcp", "get_32x1m"),
-    "tcp_get_32x1m_over_mooncake": ("kvpool tcp", "mooncake tcp", "get_32x1m"),
+    "shm_get_32x1m_over_memcpy": ("kvpool shm", "kvpool shm", "get_32x1m", COPIED),
+    "shm_get_32x1m_over_memcpy_elsewhere": ("kvpool shm", "memcpy", "get_32x1m", "get_32x1m"),
+    "shm_get_32x1m_over_memcpy_checked": ("kvpool shm checked", "kvpool shm checked", "get_32x1m", COPIED),
+    "shm_put_32x1m_over_memcpy": ("kvpool shm", "memcpy", "put_32x1m", "put_32x1m"),
+    "tcp_get_32x1m_over_raw": ("kvpool tcp", "raw tcp", "get_32x1m", "get_32x1m"),
+    "tcp_get_32x1m_over_mooncake": ("kvpool tcp", "mooncake tcp", "get_32x1m", "get_32x1m"),
 }
 
 
 def headlines(results: Results, peers: Sequence[str]) -> dict[str, object]:
     """The figures that have goals, by the names that the goals use; those that were not measured are missing."""
     found: dict[str, object] = {key: results.us(*where) for key, where in _HEADLINES.items() if results.has(*where)}
-    for key, (name, yard, case) in _RATIOS.items():
-        if results.has(name, case) and results.has(yard, case):
-            found[key] = results.over(name, yard, case)
+    for key, (name, yard, case, yard_case) in _RATIOS.items():
+        if results.has(name, case) and results.has(yard, yard_case):
+            found[key] = results.over(name, yard, case, yard_case)
     shm = ("kvpool shm", "get_32x1m")
     if results.has(*shm):
         found["cpu_s_per_gib"] = results.cpu_s_per_gib(*shm)

@@ -32,6 +32,8 @@ SMALL, LARGE, BATCH, PROBED = 64 * KIB, MIB, 32, 512
 WORKING_SETS = 4
 """Batches that take turns, so that what is read is not in a cache only because it was read a moment ago."""
 SMALL_KEYS = 64
+COPIED = "copy_32x1m"
+"""The case that copies what `get_32x1m` reads, without a store between."""
 _READY_S = 30.0
 
 

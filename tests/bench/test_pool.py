@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.peers.turns import COPIED
 from bench.pool_crowd import _rate
 from bench.pool_figures import COLUMNS, Results, figures_of, headlines, table_row
 from bench.pool_peers import PEERS, missing
@@ -132,6 +133,7 @@ def results() -> Results:
             ("memcpy", "get_32x1m"): turns(1.0, 2.0, 3.0),
             ("raw tcp", "get_32x1m"): turns(4.0, 4.0, 4.0),
             ("kvpool shm", "get_32x1m"): turns(2.0, 2.0, 2.0),
+            ("kvpool shm", COPIED): turns(3.0, 3.0, 3.0),
             ("kvpool shm", "get_64k"): turns(1e-5, 3e-5, 2e-5),
             ("kvpool tcp", "get_32x1m"): turns(8.0, 4.0, 2.0),
             ("slow", "get_32x1m"): turns(9.0, 9.0, 9.0),
@@ -157,10 +159,11 @@ def test_headlines_have_what_was_measured_and_only_that(results: Results) -> Non
     """A case that is missing has no figure, not a zero; the best peer is the one with the highest rate."""
     found = headlines(results, ["slow", "quick", "absent"])
     assert set(found) == {
-        "shm_get_64k_us", "shm_get_32x1m_over_memcpy", "tcp_get_32x1m_over_raw",
+        "shm_get_64k_us", "shm_get_32x1m_over_memcpy", "shm_get_32x1m_over_memcpy_elsewhere", "tcp_get_32x1m_over_raw",
         "cpu_s_per_gib", "idle_cores", "best_peer", "shm_get_32x1m_over_best_peer",
     }  # fmt: skip
     assert found["best_peer"] == "quick"
+    assert found["shm_get_32x1m_over_memcpy"] == Spread(median=1.5, low=1.5, high=1.5)  # of the copies of the same blocks
     small = found["shm_get_64k_us"]
     assert isinstance(small, Spread)
     assert (small.low, small.median, small.high) == pytest.approx((10, 20, 30))

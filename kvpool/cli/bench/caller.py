@@ -8,6 +8,7 @@ import kvpool
 from kvpool.block import BlockKey, Namespace
 from kvpool.cli.bench.space import BLOCK_TOKENS, Rows
 from kvpool.client.core import Checksums
+from kvpool.client.views import View
 from kvpool.request.admin import MAX_ADMIN_KEYS
 from kvpool.wire.admin_client import AdminRpc
 from kvpool.wire.credentials import PLAIN, Security
@@ -57,6 +58,10 @@ class Caller:
         """Look at the leading blocks of `chain` where they are, and let them go again; how many there were."""
         with self._client.view_blocks(chain) as view:
             return view.tokens // BLOCK_TOKENS
+
+    def look(self, chain: Chain) -> View:
+        """A view of the leading blocks of `chain`, for the caller to close."""
+        return self._client.view_blocks(chain)
 
     def forget(self, keys: Chain) -> None:
         """Have the nodes remove blocks that this bench has stored. Raises `AccessError` for who mayn't."""
