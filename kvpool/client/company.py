@@ -23,8 +23,12 @@ class _Helper:
 
     def __init__(self) -> None:
         self.busy = threading.Lock()
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvpool-copy")
-        self.id = self.thread.submit(threading.get_native_id).result()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvpool-copy", initializer=self._begin)
+        self.id = 0
+        """Its native id, 0 until it has run."""
+
+    def _begin(self) -> None:
+        self.id = threading.get_native_id()
 
 
 _helpers: list[_Helper] = []
@@ -47,7 +51,7 @@ def each(count: int, nbytes: int, step: Callable[[int], bool]) -> None:
         _go(numbers, step)
         return
     try:
-        if not cores.apart(helper.id):
+        if helper.id and not cores.apart(helper.id):
             _go(numbers, step)
             return
         second = helper.thread.submit(_go, numbers, step)

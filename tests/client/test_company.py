@@ -50,6 +50,18 @@ def test_large_work_is_shared_and_small_work_is_not() -> None:
     assert len(threads(WORTH_BYTES - 1)) == 1
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_the_second_thread_runs_on_another_core() -> None:
+    """Woken on the core of who asks it would take turns with it."""
+    deadline = time.monotonic() + 20
+    while not (company._helpers and company._helpers[0].id) and time.monotonic() < deadline:
+        each(4, WORTH_BYTES, lambda number: time.sleep(0.005) is None)
+    each(4, WORTH_BYTES, lambda number: True)
+    ours, theirs = os.sched_getaffinity(0), os.sched_getaffinity(company._helpers[0].id)
+    assert theirs < ours
+    assert len(theirs) == len(ours) - 1
+
+
 def test_where_no_core_is_idle_each_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second thread would take its time from somebody who needs it."""
     monkeypatch.setattr(cores, "spare", lambda: False)
