@@ -53,10 +53,15 @@ def test_large_work_is_shared_and_small_work_is_not() -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_the_second_thread_runs_on_another_core() -> None:
     """Woken on the core of who asks it would take turns with it."""
+
+    def step(number: int) -> bool:
+        time.sleep(0.005)
+        return True
+
     deadline = time.monotonic() + 20
     while not (company._helpers and company._helpers[0].id) and time.monotonic() < deadline:
-        each(4, WORTH_BYTES, lambda number: time.sleep(0.005) is None)
-    each(4, WORTH_BYTES, lambda number: True)
+        each(4, WORTH_BYTES, step)
+    each(4, WORTH_BYTES, step)
     ours, theirs = os.sched_getaffinity(0), os.sched_getaffinity(company._helpers[0].id)
     assert theirs < ours
     assert len(theirs) == len(ours) - 1
