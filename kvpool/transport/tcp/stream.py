@@ -46,8 +46,6 @@ _VAIN: Final = 2
 """Looks for more in vain, until the next word: who sends has others to serve."""
 _SOON_NS: Final = 300 * US
 """A word that was waited for asleep would have been found by looking: both ends took their time to wake up."""
-_CROWDED_NS: Final = 20 * US
-"""Giving way takes that long only if others want the core: then it is theirs."""
 _REST: Final = 4
 _LONGEST_REST: Final = 64
 _LOOPBACK_BUFFER: Final = 256 * KIB
@@ -151,18 +149,15 @@ class PlainStream:
         return self._socket.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
 
     def _look(self, pieces: Sequence[Piece], limit_ns: int) -> int:
-        """What comes within the limit, or 0: nothing, an end or an error, which whoever waits then will see; or others want the core."""
-        now_ns, receive = time.monotonic_ns(), self._socket.recvmsg_into
-        end_ns = now_ns + limit_ns
-        while _Heard.last is self._name and now_ns < end_ns:
+        """What comes within the limit, or 0: nothing, an end or an error, which whoever waits then will see."""
+        end_ns, receive = time.monotonic_ns() + limit_ns, self._socket.recvmsg_into
+        while _Heard.last is self._name:
             try:
                 return receive(pieces, 0, socket.MSG_DONTWAIT)[0]
             except BlockingIOError:
-                before_ns = time.monotonic_ns()
-                os.sched_yield()
-                now_ns = time.monotonic_ns()
-                if now_ns - before_ns > _CROWDED_NS:
+                if time.monotonic_ns() > end_ns:
                     break
+                os.sched_yield()
             except OSError:
                 break
         return 0
