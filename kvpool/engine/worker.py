@@ -124,6 +124,8 @@ class WorkerApp:
             "fields": self._model.namespace.canonical().hex(),
             "block_tokens": str(self._model.geometry.block_tokens),
             "max_tokens": str(context_tokens),
+            "slots": str(self._config.settings.max_active),
+            "kv_tokens": str(self._config.settings.kv_bytes // self._model.geometry.bytes_per_token),
             "host": host_boot_id(),
         }
         while True:

@@ -27,6 +27,7 @@ from router.queue.prefetch import Prefetcher
 from router.queue.refusal import RefusedError
 from router.queue.shared import Led, SharedWork
 from router.queue.slo import Arrival, Forecast
+from router.queue.warm import Warmer
 from router.settings import Limits
 from router.worker import Worker
 
@@ -67,8 +68,10 @@ class Entrance:
         self.counters = TokenCounters()
         self.gate = Gate(self._room, limits.max_queued, clock, self.counters)
         self.shared = SharedWork(clock, least_tokens=limits.follow_tokens, timeout_s=limits.follow_timeout_s)
+        self.warmer = Warmer(prefetcher)
         self.counts = Counts()
         fleet.on_room = self.gate.poke
+        fleet.on_joined = self.warmer.joined
 
     def entry(self, need: Need, trace: Trace, attempts: Attempts) -> "Entry":
         """For one request."""
@@ -77,6 +80,7 @@ class Entrance:
     async def close(self) -> None:
         """Let go of what is held; bounded."""
         await self.gate.close()
+        await self.warmer.close()
         await self.prefetcher.close()
 
     def _room(self, kind: str, on_way: dict[str, int]) -> int:
@@ -159,6 +163,7 @@ class Entry:
         if worker is None:
             return
         held = await owner.holdings.look(self._need, worker)
+        owner.warmer.wanted(worker, self._need.keys(worker)[:held])
         self._admit(self._missing(worker, held))
         if not self._short(worker, held):
             held, self._led, self._trace.followed = await owner.shared.join(

@@ -132,6 +132,8 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
                 "fields": fields,
                 "block_tokens": "8",
                 "max_tokens": "512",
+                "slots": str(SETTINGS.max_active),
+                "kv_tokens": str(SETTINGS.kv_bytes // model.geometry.bytes_per_token),
                 "host": host_boot_id(),
             }
         assert await asyncio.to_thread(watcher.wait, lambda view: not view, monotonic_ns() + 10 * SECOND) == ()
