@@ -48,13 +48,13 @@ class Answered:
 @click.option("--decode", default=3, show_default=True, type=click.IntRange(1), help="Decode workers.")
 @click.option("--prefill", default=1, show_default=True, type=click.IntRange(0), help="Prefill workers.")
 @click.option("--max-tokens", default=4, show_default=True, type=click.IntRange(1))
-@click.option("--active", default=6, show_default=True, type=click.IntRange(1), help="Requests that a decode worker serves at once.")
+@click.option("--active", default=4, show_default=True, type=click.IntRange(1), help="Requests that a decode worker serves at once.")
 @click.option("--policy", default="ttft", show_default=True, help="Routing policy.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(requests: int, prefix: int, decode: int, prefill: int, max_tokens: int, active: int, policy: str, as_json: bool) -> None:
     """Measure, print, compare."""
     options = ClusterOptions(
-        port=0, capacity_bytes=GIB, decode=decode, prefill=prefill, resident_bytes=0, request_timeout_s=_TIMEOUT_S, restart=False
+        port=0, capacity_bytes=GIB, decode=decode, prefill=prefill, request_timeout_s=_TIMEOUT_S, restart=False
     )
 
     def processes(options: ClusterOptions, url: str) -> Sequence[ProcessSpec]:

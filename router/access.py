@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from kvpool.clock import Clock
 from kvpool.errors import AccessError
-from kvpool.policy.rates import Rates
+from kvpool.policy.rates import Rates, TenantLimits
 from kvpool.request import Scope
 from kvpool.security.principal import ANYBODY, Principal, Right
 from kvpool.security.salt import narrowed
@@ -20,12 +20,15 @@ _BEARER = "bearer "
 
 
 class Access:
-    """Looks at the API keys of requests by `guard`. Rates are of this router: a tenant has them once per router."""
+    """Looks at the API keys of requests by `guard`. Rates are of this router: a tenant, or a key, has them once per router."""
 
-    def __init__(self, guard: Guard, clock: Clock) -> None:
+    def __init__(self, guard: Guard, clock: Clock, key_requests_per_s: float = 0.0) -> None:
+        """`key_requests_per_s` bounds each key, whatever its tenant may; 0: it doesn't."""
         self._guard = guard
         self._clock = clock
         self._rates = Rates(guard.limits)
+        of_a_key = TenantLimits(requests_per_s=key_requests_per_s)
+        self._keys = Rates(lambda name: of_a_key)
 
     def check(self, request: Request, *rights: Right) -> Principal:
         """Who sends `request`, which takes all of `rights`. Raises the 401, 403 or 429 error."""
@@ -42,6 +45,8 @@ class Access:
             raise unauthorized("Incorrect API key provided, or it was revoked.", code="invalid_api_key") from None
         if missing := [right for right in rights if not principal.may(right)]:
             raise forbidden(f"This API key lacks the right {missing[0]!r} that {request.url.path} takes.")
+        if wait_ns := self._keys.admit(principal.name, self._clock.now_ns()):
+            raise above_rate(f"key {principal.name}", max(1, -(-wait_ns // SECOND)))
         if principal.tenant is not None and (wait_ns := self._rates.admit(principal.tenant, self._clock.now_ns())):
             raise above_rate(principal.tenant, max(1, -(-wait_ns // SECOND)))
         return principal

@@ -115,7 +115,7 @@ def build_router(
         metrics=Metrics(dispatcher),
         limits=limits,
         clock=clock,
-        access=Access(guard, clock),
+        access=Access(guard, clock, limits.key_requests_per_s),
         decisions=decisions,
         started_s=int(time.time()),
     )

@@ -156,6 +156,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--prefetch-tokens", default=_DEFAULTS.prefetch_tokens, show_default=True, help="Tokens fetched for those in line; 0: none.")
 @click.option("--slo-ttft", default=0.0, show_default=True, help="Seconds to the first token beyond which requests get 429; 0: no target.")
 @click.option("--slo-tpot", default=0.0, show_default=True, help="Seconds between tokens beyond which requests get 429; 0: no target.")
+@click.option("--key-rate", default=0.0, show_default=True, help="Requests a second that one API key may make; 0: any number.")
 @click.option("--drain-timeout", default=10, show_default=True, type=click.IntRange(1), help="Seconds for requests in flight at the end.")
 @click.option("--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--record", default=None, type=click.Path(path_type=Path), help="New file for what is served, hashed (docs/replay.md).")
@@ -183,6 +184,7 @@ def main(
     prefetch_tokens: int,
     slo_ttft: float,
     slo_tpot: float,
+    key_rate: float,
     drain_timeout: int,
     log_level: str,
     https_client_ca: Path | None,
@@ -206,6 +208,7 @@ def main(
             prefetch_tokens=prefetch_tokens,
             slo_ttft_s=slo_ttft,
             slo_tpot_s=slo_tpot,
+            key_requests_per_s=key_rate,
         )
         directory = resolve_model(model, deadline_ns=time.monotonic_ns() + _CONVERT_LIMIT_NS)
         text = TextModel.load(directory, served_model_name or default_name(model))

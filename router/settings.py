@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvpool.errors import ConfigError
 
-_MAY_BE_OFF = ("direct_tokens", "follow_tokens", "prefetch_tokens", "slo_ttft_s", "slo_tpot_s")
+_MAY_BE_OFF = ("direct_tokens", "follow_tokens", "prefetch_tokens", "slo_ttft_s", "slo_tpot_s", "key_requests_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,8 @@ class Limits:
     """Target for the time to the first token: a request expected to take longer is refused with 429; 0: none."""
     slo_tpot_s: float = 0.0
     """Target for the time between two tokens: a request that would make it longer is refused with 429; 0: none."""
+    key_requests_per_s: float = 0.0
+    """Requests that may be made with one API key per second; 0: any number."""
     max_body_bytes: int = 4 << 20
     """Larger request bodies are refused with 413."""
     index_blocks: int = 1 << 18

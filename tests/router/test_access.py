@@ -21,6 +21,7 @@ from kvpool.testing.certificates import Authority
 from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.guard import Guard
 from router.server import ServerTls
+from router.settings import Limits
 from router.testing.cluster import ScriptedCluster
 from router.testing.model import NAME, tiny_model
 from router.testing.server import serving
@@ -61,7 +62,9 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(model: TextModel, directory: Path, security: Security = PLAIN, **http: Any) -> AsyncIterator[Stage]:
+async def stage(
+    model: TextModel, directory: Path, security: Security = PLAIN, *, limits: Limits | None = None, **http: Any
+) -> AsyncIterator[Stage]:
     """The table, the limits and the secret are files in `directory`."""
     new_token(directory / "tokens", name="first", tenant=None, rights=["read"], now_s=0)
     (directory / "secret").write_bytes(SECRET)
@@ -73,7 +76,10 @@ async def stage(model: TextModel, directory: Path, security: Security = PLAIN, *
     )
     cluster, worker = ScriptedCluster(model.name), ScriptedWorker(lambda prompt, position: 70)
     cluster.add("decode", worker)
-    async with serving(model, cluster, guard=guard) as running, httpx.AsyncClient(base_url=running.url, timeout=30, **http) as client:
+    async with (
+        serving(model, cluster, guard=guard, limits=limits) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30, **http) as client,
+    ):
         yield Stage(client, worker, directory)
 
 
@@ -222,3 +228,18 @@ async def test_no_key_and_no_salt_in_the_log(model: TextModel, tmp_path: Path, c
     salts = [tenant_salt(SECRET, "acme").hex(), on.scope.salt.hex(), repr(on.scope.salt)]
     assert "chatcmpl-" in caplog.text
     assert [secret for secret in (*keys, *salts, "x" * 43, "my-own-wish", SECRET.decode()) if secret in caplog.text] == []
+
+
+async def test_key_above_its_rate_is_told_when_to_come_back_and_others_are_not(model: TextModel, tmp_path: Path) -> None:
+    """One key that floods is held back by itself, tenant or not."""
+    async with stage(model, tmp_path, limits=Limits(key_requests_per_s=2)) as s:
+        flood, calm = s.key(name="flood"), s.key(name="calm", tenant="t")
+        statuses = [(await s.chat(flood)).status_code for _ in range(6)]
+        assert statuses[:2] == [200, 200]
+        assert 429 in statuses
+        assert (await s.chat(calm)).status_code == 200
+        while (refused := await s.chat(flood)).status_code == 200:
+            pass
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert "key flood" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
