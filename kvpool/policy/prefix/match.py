@@ -42,12 +42,15 @@ class Match(Generic[H]):
     def leading(self) -> dict[H, int]:
         """How many leading blocks each holder has, on any tier; only those that have the first one."""
         answer: dict[H, int] = {}
-        alive, end = -1, 0
+        holders, alive, end = self._holders, -1, 0
         for next_end, (dram, gpu, below) in self._runs:
             still = alive & (dram | gpu | below)
             if still != alive:
-                if end:
-                    self._name(alive ^ still, end, answer)
+                gone = alive ^ still
+                if end and not gone & (gone - 1):  # one only, as mostly
+                    answer[holders[gone.bit_length() - 1]] = end
+                elif end:
+                    self._name(gone, end, answer)
                 alive = still
                 if not alive:
                     return answer
