@@ -6,12 +6,15 @@ prefill is done is rejected then, and its prefill was wasted. Three ways to say 
 * none: never;
 * early: when the load is above the limit now. Since what is being prefilled isn't in it, too many are let in while decode is idle, and
   too few while it is busy: the load swings;
-* predicted: when it will be above the limit at the time the request's prefill ends. To the load of now come those whose prefill ends
-  before, and from it go those that will have decoded for as long as requests take by then, t_d, learnt from those that have ended.
+* predicted: when it will be above the limit at the time the request's prefill ends. To the load of now come those whose prefill ends by
+  then; who is late already is taken to be late for as long again. It falls as requests end: after t seconds exp(-t / t_d) of each is
+  expected to be there still, t_d the mean time that requests decode, learnt from those that have ended. (The paper lets every request
+  decode for exactly t_d; answers are too unequal for that.)
 """
 
 from collections import OrderedDict
 from enum import StrEnum
+from math import exp
 from typing import NamedTuple
 
 from kvpool.units import SECOND
@@ -57,18 +60,24 @@ class EarlyRejection:
         """The load now, with `tokens` more."""
         return (self._in_use + tokens) / self.capacity_tokens
 
-    def predicted(self, at_ns: int, tokens: int = 0) -> float:
-        """The load at a time to come, with `tokens` more."""
-        since = at_ns - int(self.decode_s * SECOND)
-        there = sum(size for size, began in self._decoding.values() if began > since)
-        there += sum(size for size, ready in self._coming.values() if since < ready <= at_ns)
-        return (there + tokens) / self.capacity_tokens
+    def predicted(self, at_ns: int, now_ns: int, tokens: int = 0) -> float:
+        """The load foreseen now for a time to come, with `tokens` more."""
+        there = self._in_use * self._stays(at_ns - now_ns) + tokens
+        for size, ready_ns in self._coming.values():
+            expected_ns = max(ready_ns, 2 * now_ns - ready_ns)
+            if expected_ns <= at_ns:
+                there += size * self._stays(at_ns - expected_ns)
+        return there / self.capacity_tokens
+
+    def _stays(self, after_ns: int) -> float:
+        """The part of a request that is expected to be there still."""
+        return exp(-max(0, after_ns) / SECOND / self.decode_s)
 
     def ask(self, tokens: int, ready_ns: int, now_ns: int) -> Verdict:
         """May a request of `tokens` begin, whose prefill would end at `ready_ns`?"""
         if self.mode is Rejection.NONE:
             return Verdict(True, self.load(tokens))
-        load = self.load(tokens) if self.mode is Rejection.EARLY else self.predicted(ready_ns, tokens)
+        load = self.load(tokens) if self.mode is Rejection.EARLY else self.predicted(ready_ns, now_ns, tokens)
         if load <= self._limit:
             return Verdict(True, load)
         return Verdict(False, load, self._room_in_s(tokens, now_ns))
@@ -96,7 +105,7 @@ class EarlyRejection:
         known = self._decoding.pop(request_id, None)
         if known is not None:
             self._in_use -= known[0]
-            self.decode_s += ((now_ns - known[1]) / SECOND - self.decode_s) / _MEMORY
+            self.decode_s += (max(0.001, (now_ns - known[1]) / SECOND) - self.decode_s) / _MEMORY
 
     def _room_in_s(self, tokens: int, now_ns: int) -> float:
         """When those that go first will have made room, by t_d; at least a second."""

@@ -17,7 +17,8 @@ so there is no threshold at which hot prefixes suddenly move. A hot prefix sprea
 loading it elsewhere; a worker that computes short work first lets the short one pass and the long one pay, which `others` counts.
 
 From the pool it takes as many of the sources, in order, as make it faster: where a disk is slower than computing, the rest is computed.
-Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too.
+Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too, where a second of
+computing counts a tenth more than one of waiting.
 
 A decode worker may prefill a short prompt itself, between its steps: then it is one candidate more, and a slower one (`prefill_share`).
 To answer, a decode worker is ranked by when the answer would be complete: load and compute as above, plus a step for every token, each as
@@ -38,6 +39,7 @@ from kvpool.units import SECOND
 RECENT_S = 0.05
 """What it costs to have been busy all the time lately."""
 _MOST_CARE = 8.0
+_WORK = 0.1  # of two ways on one worker, a second of computing counts so much more than one of waiting: it leaves room for others
 
 
 class _Way(NamedTuple):
@@ -81,8 +83,9 @@ class LeastTtft(Learning):
         for way in self._ways(ask, c, now_ns):
             queue, others = self.wait_s(c, way.compute_s, now_ns)
             stall = max(0.0, way.loaded_s - queue)
-            if best is None or queue + stall + way.compute_s < best[0]:
-                best = queue + stall + way.compute_s, way, queue, others
+            cost = queue + stall + (1.0 + _WORK) * way.compute_s
+            if best is None or cost < best[0]:
+                best = cost, way, queue, others
         assert best is not None
         _, way, queue, others = best
         care = min(_MOST_CARE, max(1.0, ask.tenant_share))
