@@ -61,7 +61,7 @@ class Stream(asyncio.Protocol):
 def _behind(data: bytes) -> bytes:
     """The end of `data` that could still become a mark, and holds none."""
     for length in range(min(len(_DONE) - 1, len(data)), 0, -1):
-        if _DONE.startswith(data[-length:]) or _EVENT.startswith(data[-length:]):
+        if _DONE[:-1].startswith(data[-length:]) or _EVENT[:-1].startswith(data[-length:]):
             return data[-length:]
     return b""
 

@@ -8,8 +8,7 @@ from kvpool.request import Sampling
 from kvpool.security.principal import Principal
 from kvpool.units import SECOND
 from router.answer import Answer
-from router.api.errors import bad_request, context_length_exceeded, unsupported
-from router.api.messages import talks_of_tools
+from router.api.errors import bad_request, context_length_exceeded
 from router.api.parse import Ask, Prompt
 from router.api.shapes import extension_of, usage_of
 from router.generation import Generation
@@ -96,9 +95,6 @@ class Composer:
         """Tokenise, and check against the vocabulary."""
         services, vocabulary = self._services, self._services.model.vocabulary
         if given is None:
-            refused = services.model.tools_refused
-            if refused is not None and (ask.tools or talks_of_tools(ask.messages)):
-                raise unsupported("tools" if ask.tools else "messages", refused)
             prompt = await services.tokens_of(None, ask.messages, ask.tools)
         else:
             prompt = await services.tokens_of(given) if isinstance(given, str) else given

@@ -9,7 +9,8 @@ from typing import Any
 from kvpool.clock import Clock
 from kvpool.errors import ConfigError
 from router.access import Access
-from router.api.errors import bad_request, too_many_requests
+from router.api.errors import bad_request, too_many_requests, unsupported
+from router.api.messages import talks_of_tools
 from router.decisions import Decisions
 from router.decisions.recorder import Recorder
 from router.dispatch import Dispatcher
@@ -58,9 +59,12 @@ class Services:
     async def tokens_of(
         self, text: str | None, messages: Sequence[Mapping[str, Any]] = (), tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """Token ids of `text`, or (None) of the conversation `messages`; raises the 400 error when the template refuses it."""
+        """Token ids of `text`, or (None) of the conversation `messages`; raises the 400 error when the template refuses it or its tools."""
         rendered = text is None
         if text is None:
+            refused = self.model.tools_refused
+            if refused is not None and (tools or talks_of_tools(messages)):
+                raise unsupported("tools" if tools else "messages", refused)
             try:
                 text = self.model.render(messages, tools)
             except ConfigError as error:

@@ -1,6 +1,7 @@
 """Conversations and tools: from a body's fields to what a chat template takes."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -103,7 +104,7 @@ def plain_messages(messages: list[Message]) -> tuple[dict[str, Any], ...]:
     return tuple(plain)
 
 
-def talks_of_tools(messages: tuple[dict[str, Any], ...]) -> bool:
+def talks_of_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a template that knows no tools would leave something out."""
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
