@@ -1,16 +1,11 @@
 """The shadow price of memory: what one more token of KV costs where there is no room for it. Pure.
 
-Theory. A full store that keeps what is worth most has a price: the value of what leaves next. Eviction ranks by it (`ReuseValue`:
-chance of a use per second of room taken x recompute cost / bytes), so a block that comes in must be worth more than that for as long
-as it will stay. The price of a token is therefore
+Theory. A store that keeps what is worth most has a price: what leaves next is worth (chance that it is asked for) x (seconds to compute
+it again), by which `ReuseValue` ranks, a token at a time. Whoever brings in a new token pays that; where there is room left, nothing.
+Between both there is no step: the price counts for the tokens that don't fit.
 
-    (chance of a use per second) x (seconds it stays) x (seconds to recompute it)
-
-of the block that leaves next. A store with room left has the price 0. Between both there is no step: the price counts only
-for the tokens that don't fit.
-
-Any policy's victims teach the same price, without a model: of the tokens that left lately, so many were asked for again within the time
-they would have stayed, each costing its recompute. `Regret` counts that. It is what eviction lost by its choice, in seconds a token.
+Any policy's victims teach that price without its model: of the tokens that left lately so many were asked for again, each costing its
+recompute. `Regret` counts that. It is what eviction really gives up, in seconds a token.
 """
 
 from collections import OrderedDict
@@ -18,11 +13,6 @@ from collections.abc import Hashable
 
 _KEEP = 1 << 14
 _FADE = 0.5 ** (1 / 4096)
-
-
-def token_price_s(uses_per_s: float, stays_s: float, recompute_token_s: float) -> float:
-    """Seconds of recompute that a token costs which displaces one of that value; a chance is at most 1."""
-    return min(1.0, max(0.0, uses_per_s) * max(0.0, stays_s)) * max(0.0, recompute_token_s)
 
 
 def memory_s(price_s: float, new_tokens: int, free_tokens: int) -> float:

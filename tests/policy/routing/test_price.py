@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvpool.policy.routing.price import Regret, memory_s, token_price_s
+from kvpool.policy.routing.price import Regret, memory_s
 
 
 def test_memory_costs_only_what_does_not_fit() -> None:
@@ -10,12 +10,6 @@ def test_memory_costs_only_what_does_not_fit() -> None:
     assert memory_s(0.5, 100, 100) == 0
     assert memory_s(0.5, 101, 100) == pytest.approx(0.5)
     assert memory_s(0.5, 300, 100) == pytest.approx(100.0)
-
-
-def test_price_is_chance_times_recompute_and_a_chance_is_at_most_one() -> None:
-    """uses a second x seconds it stays x seconds to recompute."""
-    assert token_price_s(0.001, 100.0, 2e-4) == pytest.approx(2e-5)
-    assert token_price_s(1.0, 100.0, 2e-4) == pytest.approx(2e-4)
 
 
 def test_regret_is_what_was_asked_for_again_per_token_that_left() -> None:
