@@ -17,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvpool.clock import Clock
-from kvpool.policy.prefix import Match
 from kvpool.policy.routing import Ask, Candidate, Load, Observed, Policy, Ranking, Scored, WorkerRef
 from kvpool.policy.routing.learning import Learning
 from kvpool.request import StageTimes, TokenSources
 from router.decisions import Decisions
 from router.fleet import Fleet
-from router.holdings import Holdings
+from router.holdings import Holdings, Seen
 from router.need import Need
 from router.worker import Worker
 
@@ -139,8 +138,8 @@ class Chooser:
         return max(1, min(max_tokens, round(self._answer_tokens)))
 
     def _rank(self, role: str, need: Need, workers: Sequence[Worker], ask: Ask) -> Ranking | None:
-        matches: dict[int, Match[WorkerRef]] = {}
-        candidates = [self._candidate(need, worker, matches) for worker in workers]
+        moment: dict[int, Seen] = {}
+        candidates = [self._candidate(need, worker, moment) for worker in workers]
         return self._policies[role].rank(ask, candidates, self._clock.now_ns()) if candidates else None
 
     def _ask(self, need: Need, attempt_id: str) -> Ask:
@@ -159,18 +158,18 @@ class Chooser:
             tenant_share=self._in_work[tenant] * len(self._in_work) / total if total else 0.0,
         )
 
-    def _candidate(self, need: Need, worker: Worker, matches: "dict[int, Match[WorkerRef]]") -> Candidate:
+    def _candidate(self, need: Need, worker: Worker, moment: dict[int, Seen]) -> Candidate:
         keys = need.keys(worker)
-        match = matches.get(id(keys))
-        if match is None:
-            match = matches[id(keys)] = self._holdings.match(need, worker)
-        resident = self._holdings.resident(need, worker, match)
+        seen = moment.get(id(keys))
+        if seen is None:
+            seen = moment[id(keys)] = self._holdings.see(need, worker)
+        resident = self._holdings.resident(need, worker, seen)
         elsewhere, capacity = worker.elsewhere, worker.said.kv_tokens
         in_use = worker.decode_tokens + elsewhere.decode_tokens
         return Candidate(
             worker=worker.ref,
             resident_tokens=resident,
-            pool=self._holdings.sources(need, worker, match, resident),
+            pool=self._holdings.sources(need, worker, seen, resident),
             active=worker.load,
             queued=worker.queued + elsewhere.queued,
             backlog_tokens=worker.backlog_tokens + elsewhere.backlog_tokens,

@@ -4,8 +4,10 @@ The index is fed by events (`router/feeds`) and by what requests show. While som
 request (`probe.py`). What somebody said in between, a prefill that published or the leader of a flight, counts besides (`need.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
+from kvpool.cluster import Identity, Member
 from kvpool.policy.placement import NodeState
 from kvpool.policy.prefix import Match, PrefixIndex, Reach
 from kvpool.policy.routing import Source, Tier, WorkerRef
@@ -29,6 +31,7 @@ class Holdings:
         self._view = view
         self._probe = probe
         self._feeds = feeds
+        self._known: tuple[tuple[Member, ...], frozenset[Identity], Nodes] | None = None
 
     @property
     def complete(self) -> bool:
@@ -45,12 +48,12 @@ class Holdings:
         keys = need.keys(worker)
         if not need.known(worker) and keys and not self.complete:
             need.hold(worker, await self._probe.longest_prefix(keys, worker.block_tokens) or 0)
-        reach = self.index.match(keys).together((), self._nodes())
+        reach = self.index.match(keys).together((), self._nodes().refs)
         return max(reach.blocks, need.held(worker))
 
-    def resident(self, need: Need, worker: Worker, match: "Match[WorkerRef]") -> int:
+    def resident(self, need: Need, worker: Worker, seen: "Seen") -> int:
         """Leading tokens of the prompt in `worker`, less what it isn't believed."""
-        blocks = self.index.credited(worker.ref, match.of(worker.ref))
+        blocks = self.index.credited(worker.ref, seen.match.of(worker.ref))
         return min(len(need.job.prompt), blocks * worker.block_tokens)
 
     def most_resident(self, need: Need, like: Worker, workers: Sequence[Worker]) -> int:
@@ -59,24 +62,23 @@ class Holdings:
         match = self.index.match(keys)
         return max((self.index.credited(w.ref, match.of(w.ref)) for w in workers if need.keys(w) is keys), default=0)
 
-    def sources(self, need: Need, worker: Worker, match: "Match[WorkerRef]", resident: int) -> tuple[Source, ...]:
+    def sources(self, need: Need, worker: Worker, seen: "Seen", resident: int) -> tuple[Source, ...]:
         """What `worker` would load of the rest of the prompt, behind its `resident` tokens."""
-        near, far = self._split(worker.host)
         size, skip = worker.block_tokens, resident
         found: list[Source] = []
-        for source in _sources(match.together(near, far), size):
+        for source in seen.sources_at(worker.host, size):
             if source.tokens > skip:
                 found.append(source._replace(tokens=source.tokens - skip))
             skip = max(0, skip - source.tokens)
         known = resident + sum(source.tokens for source in found)
         said = min(len(need.job.prompt), need.held(worker) * size)
         if said > known:
-            found.append(Source(Tier.DRAM, bool(near) and not far, said - known))
+            found.append(Source(Tier.DRAM, seen.nodes.all_at(worker.host), said - known))
         return tuple(found)
 
-    def match(self, need: Need, worker: Worker) -> "Match[WorkerRef]":
+    def see(self, need: Need, worker: Worker) -> "Seen":
         """Who holds what of the prompt, in the worker's namespace. Of the moment."""
-        return self.index.match(need.keys(worker))
+        return Seen(self.index.match(need.keys(worker)), self._nodes())
 
     def learn(self, worker: Worker, need: Need, generated: list[int] | None = None) -> None:
         """`worker` holds the prompt, and the answer if it is given: it has just worked with it."""
@@ -94,14 +96,50 @@ class Holdings:
             await self._feeds.close()
         await self._probe.close()
 
-    def _nodes(self) -> list[WorkerRef]:
-        return [WorkerRef("node", member.id, member.incarnation) for member in self._view.members("node")]
+    def _nodes(self) -> "Nodes":
+        members, ill = self._view.members(), self._view.quarantined()
+        if self._known is None or self._known[0] is not members or self._known[1] != ill:
+            self._known = members, ill, Nodes.of(self._view)
+        return self._known[2]
 
-    def _split(self, host: str) -> tuple[list[WorkerRef], list[WorkerRef]]:
-        """The pool's nodes on `host`, and the others."""
-        here = {node.id for node in placed_nodes(self._view) if host and node.host == host and node.state is NodeState.ACTIVE}
-        nodes = self._nodes()
-        return [node for node in nodes if node.id in here], [node for node in nodes if node.id not in here]
+
+class Nodes(NamedTuple):
+    """The pool's nodes: all, and the ids of those in full service by host."""
+
+    refs: tuple[WorkerRef, ...]
+    at: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, view: PoolView) -> Self:
+        """As `view` has them now."""
+        at: dict[str, set[str]] = {}
+        for node in placed_nodes(view):
+            if node.host and node.state is NodeState.ACTIVE:
+                at.setdefault(node.host, set()).add(node.id)
+        refs = tuple(WorkerRef("node", member.id, member.incarnation) for member in view.members("node"))
+        return cls(refs, {host: frozenset(ids) for host, ids in at.items()})
+
+    def all_at(self, host: str) -> bool:
+        """Whether there is no node elsewhere."""
+        return bool(self.refs) and len(self.at.get(host, ())) == len(self.refs)
+
+
+class Seen:
+    """What is known of one prompt at one moment; what the pool holds is worked out once for each host."""
+
+    def __init__(self, match: Match[WorkerRef], nodes: Nodes) -> None:
+        self.match = match
+        self.nodes = nodes
+        self._sources: dict[str, list[Source]] = {}
+
+    def sources_at(self, host: str, block_tokens: int) -> list[Source]:
+        """What a worker on `host` would load of the whole prompt, the quickest first."""
+        if host not in self._sources:
+            here = self.nodes.at.get(host, frozenset())
+            near = [ref for ref in self.nodes.refs if ref.id in here]
+            far = [ref for ref in self.nodes.refs if ref.id not in here]
+            self._sources[host] = _sources(self.match.together(near, far), block_tokens)
+        return self._sources[host]
 
 
 def _sources(reach: Reach, size: int) -> list[Source]:
