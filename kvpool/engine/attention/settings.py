@@ -20,7 +20,7 @@ class _Budgeted:
     budget: float = 0.25
 
     def __post_init__(self) -> None:
-        self._require(0 < self.budget <= 1 or (self.budget > 1 and self.budget == int(self.budget)), "a share up to 1, or whole tokens")
+        self._require(0 < self.budget <= 1 or (self.budget > 1 and float(self.budget).is_integer()), "a share up to 1, or whole tokens")
 
     def __str__(self) -> str:
         return f"{name_of(self)}:" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
