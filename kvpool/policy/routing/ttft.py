@@ -21,8 +21,8 @@ Of what another request is computing now (`Ask.pending`) it takes the better of 
 computing counts a tenth more than one of waiting.
 
 A decode worker may prefill a short prompt itself, between its steps: then it is one candidate more, and a slower one (`prefill_share`).
-To answer, a decode worker is ranked by when the answer would be complete: load and compute as above, plus a step for every token, each as
-long as the KV in use there makes it.
+Where only decode workers are candidates, they are ranked by when the answer would be complete: load and compute as above, plus a step for
+every token, each as long as the KV in use there makes it.
 """
 
 from collections.abc import Sequence
@@ -57,14 +57,14 @@ class LeastTtft(Learning):
 
     name = "ttft"
 
-    def __init__(self, seed: int = 0, *, order: WorkerOrder = WorkerOrder.SHARED) -> None:
-        """`order`: how the workers compute what they are given; ours take turns, chunk by chunk."""
+    def __init__(self, seed: int = 0, *, order: WorkerOrder = WorkerOrder.ARRIVAL) -> None:
+        """`order`: how the workers compute what they are given; ours in order of arrival."""
         super().__init__(order)
         self._recent = Recent()
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], now_ns: int) -> Ranking | None:
         """See `Policy.rank`."""
-        score = self._decode if ask.decode else self._prefill
+        score = self._decode if all(c.worker.role == "decode" for c in candidates) else self._prefill
         return ranking(self.name, "s", [score(ask, c, now_ns) for c in candidates])
 
     def routed(self, ask: Ask, scored: Scored, now_ns: int) -> None:

@@ -58,8 +58,7 @@ class Ask(NamedTuple):
     """One request as routing sees it. Tokens are counts, times are nanoseconds of the clock that `rank` is given.
 
     `adapter`: name of its LoRA adapter, "" for none. `priority`: 0..100, 50 as usual, more is sooner. `deadline_ns`: 0 for none.
-    `decode`: the choice is of who answers, not of who prefills. `tenant_share`: what the tenant has in work now over its fair share of
-    it; 1 or less: nothing to make up for.
+    `tenant_share`: what the tenant has in work now over its fair share of it; 1 or less: nothing to make up for.
     """
 
     request_id: str
@@ -72,7 +71,6 @@ class Ask(NamedTuple):
     arrived_ns: int = 0
     deadline_ns: int = 0
     tenant_share: float = 0.0
-    decode: bool = False
     pending: tuple[Pending, ...] = ()
 
 
@@ -190,7 +188,7 @@ class Policy(Protocol):
     def rank(self, ask: Ask, candidates: Sequence[Candidate], now_ns: int) -> Ranking | None:
         """Candidates best first, suspects behind all others; None without candidates.
 
-        All are for one phase: decode workers are candidates for a prefill too, when they may do it themselves.
+        All are for one phase: decode workers alone are ranked for the answer, among prefill workers for doing the prefill themselves.
         """
         ...
 

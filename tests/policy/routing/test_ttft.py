@@ -115,7 +115,7 @@ def test_decode_worker_is_ranked_by_when_the_answer_would_be_complete() -> None:
     made = policy()
     for tokens in range(0, 400_000, 10_000):
         made.estimate.stepped(tokens, int((0.02 + tokens * 1e-7) * SECOND))
-    ask = Ask("r", 1000, output_tokens=100, decode=True)
+    ask = Ask("r", 1000, output_tokens=100)
     idle = Candidate(worker=WorkerRef("decode", "i", 1), resident_tokens=1000)
     busy = Candidate(worker=WorkerRef("decode", "b", 1), resident_tokens=1000, decode_tokens=200_000, active=9)
     ranking = made.rank(ask, [busy, idle], 0)
