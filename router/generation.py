@@ -86,8 +86,8 @@ class Generation:
             yield piece
 
     def _note(self, token: int, fresh: str) -> None:
-        """Keep a token's log-probabilities until its text goes out; a token that ends the answer has none."""
-        if token not in self.job.stop_tokens:
+        """Keep a token's log-probabilities until its text goes out; a token that ends the answer and has no text has none."""
+        if fresh or token not in self.job.stop_tokens:
             self._likely.append(Likely(token, self._settled, self.trace.logprobs[len(self.trace.generated) - 1]))
         self._settled += len(fresh)
 
