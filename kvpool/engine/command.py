@@ -46,6 +46,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--max-queued", default=256, show_default=True, type=click.IntRange(0), help="Requests that may wait; more are refused."),
     click.option("--kv-memory", default="8GiB", show_default=True, help="KV that active requests may reserve."),
     click.option("--resident", default="512MiB", show_default=True, help="KV of finished requests to keep; 0 keeps none."),
+    click.option(
+        "--layout",
+        default="paged",
+        show_default=True,
+        type=click.Choice(("paged", "vattention")),
+        help="How scattered blocks are read: gathered, or mapped into one piece (CPU).",
+    ),
+    click.option("--packed/--mapped", default=True, show_default=True, help="Weights laid out for speed, or shared with other workers."),
     click.option("--deterministic", is_flag=True, help="Scores that depend, to the bit, on nobody a request is computed with."),
     click.option("--load-timeout", default=600.0, show_default=True, help="Seconds to find (and once convert) the model."),
     click.option("--drain", default=3.0, show_default=True, help="Seconds requests may go on after SIGTERM."),
@@ -62,7 +70,7 @@ def command(role: Role) -> click.Command:
         try:
             config = _config(role, flags)
             directory = resolve_model(flags["model"], deadline_ns=time.monotonic_ns() + int(flags["load_timeout"] * SECOND))
-            _run(config, directory, dtype=flags["dtype"], block_tokens=flags["block_tokens"])
+            _run(config, directory, dtype=flags["dtype"], block_tokens=flags["block_tokens"], packed=flags["packed"])
         except KvpoolError as error:
             sys.exit(f"{role}_worker: {error}")
 
@@ -72,11 +80,11 @@ def command(role: Role) -> click.Command:
     return click.command(help=f"Run one {role} worker until SIGTERM or SIGINT.", name=f"{role}_worker")(run)
 
 
-def _run(config: WorkerConfig, directory: Path, *, dtype: str, block_tokens: int) -> None:
+def _run(config: WorkerConfig, directory: Path, **how: Any) -> None:
     from kvpool.engine.model import load_model
     from kvpool.engine.worker import serve
 
-    asyncio.run(serve(config, load_model(directory, dtype=dtype, block_tokens=block_tokens)))
+    asyncio.run(serve(config, load_model(directory, **how)))
 
 
 def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
@@ -98,6 +106,7 @@ def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
             kv_bytes=parse_size(flags["kv_memory"]),
             resident_bytes=parse_size(flags["resident"]),
             steady=flags["deterministic"],
+            layout=flags["layout"],
         ),
     )
 

@@ -19,6 +19,7 @@ from kvpool.engine.sampling import Sampled
 from kvpool.engine.schedule.scheduler import Plan, Scheduler
 from kvpool.engine.schedule.work import State, Turn, Work
 from kvpool.engine.sequence import Sequence
+from kvpool.engine.streaming import LayersMissingError
 from kvpool.errors import ClosedError, DeadlineError, KvpoolError, LocalError
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Driver:
         if (gather := self._gathers.pop(work, None)) is not None:
             gather.cancel()
         self._sequences.pop(work, None)
+        sequence.stop_streaming()
         sequence.placed = self.scheduler.leave(work) or sequence.placed
         self.wake()
         return sequence.placed
@@ -135,13 +137,18 @@ class Driver:
         began_ns = time.monotonic_ns()
         try:
             ran = await self._machine.compute.run(lambda: self._compute(sequences, segments))
+        except LayersMissingError:
+            for turn in self.scheduler.dropped():
+                self._sequences[turn.work].lost()
+            return
         except KvpoolError as error:
             for sequence in sequences:
                 sequence.fail(error)
                 self.leave(sequence)
-            self.scheduler.done()
+            self.scheduler.dropped()
             return
-        self._machine.rate.add(sum(len(segment.tokens) for segment in segments), ran.took_ns)
+        waited_ns = sum(segment.gate.waited_ns for segment in segments if segment.gate is not None)
+        self._machine.rate.add(sum(len(segment.tokens) for segment in segments), ran.took_ns - waited_ns)
         chosen = dict(zip((turn.work for turn in turns), ran.value, strict=True))
         for turn in self.scheduler.done():
             sampled, sequence = chosen[turn.work], self._sequences[turn.work]

@@ -16,6 +16,7 @@ from kvpool.engine.paged.blocks import Table
 from kvpool.engine.patience import Patience
 from kvpool.engine.publisher import Memory
 from kvpool.engine.store import BlockStore, Payload
+from kvpool.engine.streaming import LayerGate, LayerStore, LayerStream
 from kvpool.units import MS
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,14 @@ class _Landing:
         self._counts = counts
         self._wanted = True
         self._lock = threading.Lock()
+
+    def layer_sink(self, layer: int, index: int, part: Payload) -> bool:
+        """`layer` of block `index` of the chain has come. True when it has come for all blocks now."""
+        with self._lock:
+            if self._wanted:
+                at = index - self._first
+                self._memory.kv.write_block(self._blocks[at], self._counts[at], part, first=layer)
+            return self._wanted and index - self._first == len(self._blocks) - 1
 
     def sink(self, index: int, payload: Payload) -> None:
         """Block `index` of the chain has come. Called in order, by another thread."""
@@ -74,3 +83,51 @@ async def load(
         arrived = landing.end()
         call.cancel()
     return arrived
+
+
+class Streaming:
+    """A load by layers that goes on while the sequence is computed; `blocks` of them come. Made by `stream`."""
+
+    def __init__(self, found: LayerStream, memory: Memory, landing: _Landing, held: list[int], deadline_ns: int) -> None:
+        self.gate = LayerGate(deadline_ns)
+        self.blocks = len(held)
+        self._memory = memory
+        self._landing = landing
+        self._held = held
+        self._task = asyncio.ensure_future(found.run(self._sink, deadline_ns=deadline_ns))
+        self._task.add_done_callback(self._over)
+
+    def cancel(self) -> None:
+        """Write nothing more; whoever waits for a layer waits in vain."""
+        self._landing.end()
+        self._task.cancel()
+        self.gate.fail()
+
+    def _sink(self, layer: int, index: int, part: Payload) -> None:
+        if self._landing.layer_sink(layer, index, part):
+            self.gate.reached(layer + 1)
+
+    def _over(self, ended: "asyncio.Future[bool]") -> None:
+        self._landing.end()
+        self.gate.fail()  # of what has come by now nothing is taken back
+        self._memory.manager.let_go(self._held)
+        self._memory.freed()
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.warning("a load by layers failed: %s", error)
+
+
+async def stream(
+    store: LayerStore, memory: Memory, table: Table, chain: Sequence[BlockKey], counts: Sequence[int], deadline_ns: int
+) -> Streaming | None:
+    """Begin to load the leading run of the last `counts` blocks of `chain` by layers; None if there is none."""
+    first = len(chain) - len(counts)
+    targets = memory.manager.hold(table.blocks[first : len(chain)])
+    blocks = 0
+    try:
+        found = await store.layers(chain, first, counts, deadline_ns=deadline_ns)
+        blocks = found.blocks
+        if not blocks:
+            return None
+        return Streaming(found, memory, _Landing(memory, first, targets[:blocks], counts), targets[:blocks], deadline_ns)
+    finally:
+        memory.manager.let_go(targets[blocks:])

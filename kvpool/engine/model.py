@@ -17,6 +17,7 @@ from kvpool.block import Geometry, Namespace
 from kvpool.engine.cache import SequenceCache
 from kvpool.engine.convert import stay_offline
 from kvpool.engine.identity import geometry_of, namespace_of
+from kvpool.engine.packed import pack
 from kvpool.engine.paged.attention import NAME, Pass, Segment, register
 from kvpool.engine.paged.store import TORCH_DTYPES, KvStore
 from kvpool.errors import ConfigError
@@ -84,8 +85,8 @@ class Model:
         return scores[0]
 
 
-def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
-    """Load the Hugging Face directory `directory` (see `kvpool.config.models.resolve_model`) on the CPU.
+def load_model(directory: Path, *, dtype: str, block_tokens: int, packed: bool = True) -> Model:
+    """Load the Hugging Face directory `directory` (see `kvpool.config.models.resolve_model`) on the CPU; `packed`: see `packed.py`.
 
     Raises `ConfigError` when it isn't a model this engine serves.
     """
@@ -112,7 +113,10 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int) -> Model:
         raise ConfigError(f"{directory} can't be loaded as a causal language model: {error}") from None
     if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
         raise ConfigError(f"{directory} lacks weights the model needs, among them {missing[0]!r} ({len(missing)} in all)")
-    model = Model(network.eval().requires_grad_(False), namespace)
+    network.eval().requires_grad_(False)
+    if packed:
+        log.info("%d linear layers packed", pack(network))
+    model = Model(network, namespace)
     _check(model)
     log.info("loaded %s: %d layers, %s, %d B of KV per token", directory, len(geometry.layers), dtype, geometry.bytes_per_token)
     return model

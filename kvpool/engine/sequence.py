@@ -1,13 +1,15 @@
 """One request inside the worker: its tokens, what the scheduler knows of it, where its KV came from, and what its reader gets."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvpool.block import BlockKey
 from kvpool.engine.chain import Chain
-from kvpool.engine.gather import load
+from kvpool.engine.gather import Streaming, load, stream
 from kvpool.engine.model import Model
 from kvpool.engine.paged.attention import Segment
 from kvpool.engine.patience import Patience
@@ -16,8 +18,11 @@ from kvpool.engine.publisher import Memory, Publisher
 from kvpool.engine.sampling import Sampled, Scores, sample
 from kvpool.engine.schedule.work import Turn, Work
 from kvpool.engine.store import BlockStore
+from kvpool.engine.streaming import LayerStore
 from kvpool.errors import KvpoolError, LocalError
 from kvpool.request import FinishReason, Sampling, StageTimes, TokenSources
+
+log = logging.getLogger(__name__)
 
 AHEAD = 32
 """Tokens that may wait for a reader; a sequence whose reader is that far behind is not computed further."""
@@ -92,7 +97,9 @@ class Sequence:
         self._tokens: deque[Sampled] = deque()
         self._error: KvpoolError | None = None
         self._came = asyncio.Event()
-        self._named = 0
+        self._named = self._here = 0
+        self._streaming: Streaming | None = None
+        self._coming: list[tuple[int, BlockKey, int]] = []
         self._idle_ns = time.monotonic_ns()
         self._queue_ns = self._load_ns = self._compute_ns = self._sample_ns = 0
 
@@ -139,6 +146,7 @@ class Sequence:
 
     def preempted(self) -> None:
         """It has lost its blocks, and gathers again when it is admitted."""
+        self.stop_streaming()
         size = self._parts.block_tokens
         self._findable = [(key, size) for key in self.chain.keys]
         self.work.keys = tuple(self.chain.keys)
@@ -159,29 +167,50 @@ class Sequence:
             keys, counts = list(work.keys), [count for _, count in wanted]
             budget_ns = self._parts.rate.load_budget_ns(sum(counts))
             patience = Patience(blocks=len(counts), began_ns=now_ns, compute_ns=budget_ns, deadline_ns=self.ask.deadline_ns)
-            came = await load(self._parts.store, memory, work.table, keys, counts, patience)
-            for index, (key, count) in enumerate(wanted[:came], first):
-                memory.manager.name(key, work.table.blocks[index], count)
+            store = self._parts.store
+            if isinstance(store, LayerStore) and not self.ask.generated and not work.preempted:
+                self._streaming = await stream(store, memory, work.table, keys, counts, patience.end_ns)
+            if self._streaming is not None:
+                came, work.alone = self._streaming.blocks, True
+                self._coming = [(index, *block) for index, block in enumerate(wanted[:came], first)]
+            else:
+                came = await load(store, memory, work.table, keys, counts, patience)
+                self._name_found([(index, *block) for index, block in enumerate(wanted[:came], first)])
             reached = max(here, first * size + sum(counts[:came]))
             self._load_ns += time.monotonic_ns() - now_ns
         have = min(work.usable, reached)
+        self._here = here
         if self._publisher is None:
-            resident = min(here, have)
-            self.sources = TokenSources(resident=resident, pool=have - resident, computed=self._filled - have)
-            # What came from the pool needs no push; what was here may have left the pool since.
-            self._publisher = Publisher(self._parts.store, self.chain, memory, 0 if here else reached // size, self.ask.hand_off)
+            self._begin(min(here, have), have, 0 if here else reached // size)
         self._idle_ns = time.monotonic_ns()
         return have
 
     def ready(self) -> None:
         """The scheduler knows what `gather` brought."""
         self._named = self.work.table.tokens // self._parts.block_tokens
-        self.publisher.offer(self.work.table)
+        if self._streaming is None:
+            self.publisher.offer(self.work.table)
         self._came.set()
+
+    def stop_streaming(self) -> None:
+        """Nobody waits for its layers any more."""
+        if self._streaming is not None:
+            self._streaming.cancel()
+        self._streaming, self._coming, self.work.alone = None, [], False
+
+    def lost(self) -> None:
+        """Its layers didn't come: none of them counts, and all behind what was here is computed."""
+        self.stop_streaming()
+        self._parts.memory.manager.truncate(self.work.table, self._here)
+        self._named = self._here // self._parts.block_tokens
+        self._begin(self._here, self._here, 0)
+        log.warning("a prefix that was loaded layer by layer didn't come in time; it is computed")
 
     def segment(self, turn: Turn) -> Segment:
         """What the next pass computes of it."""
-        return Segment(self.work.table.blocks, turn.start, self.chain.tokens[turn.start : turn.end], scores=turn.last)
+        gate = None if self._streaming is None else self._streaming.gate
+        tokens = self.chain.tokens[turn.start : turn.end]
+        return Segment(self.work.table.blocks, turn.start, tokens, scores=turn.last, gate=gate, owner=self.work.order)
 
     def sample(self, scores: Scores) -> Sampled:
         """The token after all there are, from their scores ``[vocabulary]``. Called by the compute thread."""
@@ -194,6 +223,11 @@ class Sequence:
     def computed(self, sampled: Sampled | None, began_ns: int, took_ns: int) -> bool:
         """Its turn has been computed, and chose `sampled` if it was the last of the tokens so far. True when that ends it."""
         self._queue_ns += max(0, began_ns - self._idle_ns)
+        if self._streaming is not None:  # the pass has been through the last layer, so all have come
+            self._load_ns += self._streaming.gate.waited_ns
+            took_ns -= self._streaming.gate.waited_ns
+            self._name_found(self._coming)
+            self._streaming, self._coming, self.work.alone = None, [], False
         self._compute_ns += took_ns
         self._idle_ns = time.monotonic_ns()
         self._name()
@@ -211,6 +245,16 @@ class Sequence:
         self._tokens.append(sampled)
         self._came.set()
         return self._reason is not None
+
+    def _begin(self, resident: int, have: int, pushed: int) -> None:
+        """`have` tokens needn't be computed, of which `resident` were here; the first `pushed` blocks are in the pool."""
+        self.sources = TokenSources(resident=resident, pool=have - resident, computed=self._filled - have)
+        # What came from the pool needs no push; what was here may have left the pool since.
+        self._publisher = Publisher(self._parts.store, self.chain, self._parts.memory, pushed, self.ask.hand_off)
+
+    def _name_found(self, found: list[tuple[int, BlockKey, int]]) -> None:
+        for index, key, count in found:
+            self._parts.memory.manager.name(key, self.work.table.blocks[index], count)
 
     def _name(self) -> None:
         """Others may find the blocks that are full."""

@@ -8,13 +8,15 @@ from kvpool.units import GIB, MIB
 from kvpool.wire.guard import OPEN, Guard
 
 Role = Literal["prefill", "decode"]
+Layout = Literal["paged", "vattention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Cores per pass, prompt tokens per pass, and the bounds: sequences held and queued, KV bytes of both kinds.
 
-    `steady`: the bits of a request's scores depend on nobody it is computed with.
+    `layout`: how attention reads what does not lie in one piece (`paged/store.py`). `steady`: the bits of a request's scores depend on
+    nobody it is computed with.
     """
 
     threads: int = 1
@@ -24,6 +26,7 @@ class EngineSettings:
     kv_bytes: int = 8 * GIB
     resident_bytes: int = 512 * MIB
     steady: bool = False
+    layout: Layout = "paged"
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -12,6 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as chatter
 
+import kvpool.engine.patience
+import kvpool.engine.prefill
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model, load_model
 from kvpool.engine.settings import EngineSettings
@@ -29,6 +31,13 @@ def tiny_config(**changes: Any) -> LlamaConfig:
         "vocab_size": 256, "max_position_embeddings": 512, "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     return LlamaConfig(**{**fields, **changes})
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a load may take longer than the few tokens of these tests are worth."""
+    for module in (kvpool.engine.prefill, kvpool.engine.patience):
+        monkeypatch.setattr(module, "LOAD_FLOOR_NS", 30 * SECOND)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +60,7 @@ def model(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture
-def engine_of(model: Model) -> EngineMaker:
+def engine_of(model: Model, unhurried: None) -> EngineMaker:
     """`async with engine_of(store, **settings) as engine`."""
 
     @asynccontextmanager

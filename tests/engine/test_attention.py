@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from kvpool.engine.model import Model, load_model
+from kvpool.engine.packed import packable
 from kvpool.engine.paged.attention import Segment
 from kvpool.engine.paged.store import KvStore
 from kvpool.errors import ConfigError
@@ -144,3 +145,16 @@ def test_pass_outside_the_engine_is_refused(model: Model) -> None:
     """Without a store there is nothing to attend to, and no falling back to something else."""
     with pytest.raises(ConfigError, match="hand arguments on"):
         model._network(torch.tensor([[1, 2, 3]]))
+
+
+def test_packed_weights_choose_the_tokens_of_mapped_ones(tiny: Path, model: Model) -> None:
+    """Another order of the same sums, in every linear layer; where there are no kernels for it the layers stay as they were."""
+    prompt = random.Random(6).choices(range(256), k=50)
+    rows = []
+    for packed in (True, False):
+        loaded = load_model(tiny, dtype="float32", block_tokens=SIZE, packed=packed)
+        layers = [module for module in loaded._network.modules() if isinstance(module, torch.nn.Linear)]
+        assert bool(layers) != (packed and packable(torch.float32))
+        rows.append(loaded.run(KvStore(loaded.geometry, 8), [Segment(range(8), 0, prompt)]))
+    assert torch.allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+    assert rows[0].argmax() == rows[1].argmax()

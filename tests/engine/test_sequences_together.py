@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import kvpool.engine.patience
+import kvpool.engine.prefill
 from kvpool.block import BlockKey
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model
@@ -162,9 +164,13 @@ async def _read(stream: Any) -> None:
         pass
 
 
-async def test_load_gets_the_time_a_recomputation_would_take(engine_of: EngineMaker, store: HeldStore, prompts: Prompts) -> None:
+async def test_load_gets_the_time_a_recomputation_would_take(
+    engine_of: EngineMaker, store: HeldStore, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never slower than recompute: the deadline follows the measured speed, has a floor, and the request's own deadline caps it."""
     prompt = prompts(160)
+    for module in (kvpool.engine.prefill, kvpool.engine.patience):
+        monkeypatch.setattr(module, "LOAD_FLOOR_NS", LOAD_FLOOR_NS)
     async with engine_of(store) as engine:
         await first_of(engine, prompt)
         assert store.deadlines.pop() <= LOAD_FLOOR_NS

@@ -37,7 +37,9 @@ class Reader(Protocol):
 
 
 class Gate(Protocol):
-    """Holds a pass back until a layer's earlier KV is there."""
+    """Holds a pass back until a layer's earlier KV is there; for `waited_ns` so far."""
+
+    waited_ns: int
 
     def wait(self, layer: int) -> None:
         """Return when the KV of `layer` can be attended to; raise when it won't come."""
@@ -48,7 +50,7 @@ class Gate(Protocol):
 class Segment:
     """The next `tokens` of one sequence, whose first `start` tokens have KV in `blocks`; the blocks have room for the new ones.
 
-    `scores`: whether the scores of the token after the last one are wanted.
+    `scores`: whether the scores of the token after the last one are wanted. `owner`: a number of the sequence's own, see `KvStore.read`.
     """
 
     blocks: Sequence[int]
@@ -57,6 +59,7 @@ class Segment:
     scores: bool = True
     reader: Reader | None = None
     gate: Gate | None = None
+    owner: int | None = None
     runs: list[Piece] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +97,7 @@ class Pass:
             if segment.gate is not None:
                 segment.gate.wait(layer)
             behind = at + len(segment.tokens)
-            keys, values = store.read(layer, segment.blocks, segment.runs, segment.end)
+            keys, values = store.read(layer, segment.owner, segment.blocks, segment.runs, segment.end)
             part = query[:, :, at:behind]
             if segment.reader is not None:
                 found = segment.reader.attend(layer, part, keys, values, start=segment.start, scale=scale)

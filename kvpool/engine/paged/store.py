@@ -70,12 +70,17 @@ class KvStore:
         self.keys[layer].index_copy_(1, slots, keys)
         self.values[layer].index_copy_(1, slots, values)
 
-    def read(self, layer: int, blocks: Sequence[int], runs: Sequence[Piece], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `tokens` keys and values in `blocks`, which are `runs`: two arrays ``[1, kv_heads, tokens, dim]``."""
+    def read(
+        self, layer: int, owner: int | None, blocks: Sequence[int], runs: Sequence[Piece], tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `tokens` keys and values in `blocks`, which are `runs`: two arrays ``[1, kv_heads, tokens, dim]``.
+
+        `owner` names the sequence, for layouts that keep something for it from pass to pass. Layers are read in order.
+        """
         if len(runs) == 1:
             start = runs[0].first * self.geometry.block_tokens
             return self.keys[layer : layer + 1, :, start : start + tokens], self.values[layer : layer + 1, :, start : start + tokens]
-        return self._joined(layer, blocks, runs, tokens)
+        return self._joined(layer, owner, blocks, runs, tokens)
 
     def copy_block(self, block: int, n_tokens: int, into: Bytes) -> None:
         """Copy the payload of the first `n_tokens` tokens of `block` to `into` (its exact size, contiguous)."""
@@ -110,7 +115,9 @@ class KvStore:
         raw = self._allocate(count * self.geometry.itemsize)
         return torch.frombuffer(raw, dtype=TORCH_DTYPES[self.geometry.dtype], count=count).view(layers, heads, -1, dim)
 
-    def _joined(self, layer: int, blocks: Sequence[int], runs: Sequence[Piece], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _joined(
+        self, layer: int, owner: int | None, blocks: Sequence[int], runs: Sequence[Piece], tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """`read` of what lies in several pieces: gather it."""
         index = torch.tensor(blocks)
         keys, values = (self._gather(array[layer], index)[None, :, :tokens] for array in self._arrays)

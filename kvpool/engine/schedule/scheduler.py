@@ -6,7 +6,7 @@ Theory. The engine asks for a `Plan` before each pass:
     admit       as long as there is a place, and blocks for all the tokens the next one (`waiting.py`) has now, and some to spare
     preempt     when a sequence needs a block and there is none, the one that came last gives its blocks back and waits again, in front
     turns       every sequence that decodes gets one token (continuous batching); besides, prompts get up to `chunk_tokens` tokens,
-                in order of arrival, in pieces cut at absolute multiples of `chunk_tokens`
+                in order of arrival, in pieces cut at absolute multiples of `chunk_tokens`; one whose KV still comes has a pass to itself
 
 A preempted sequence loses nothing but time: its finished blocks went to the pool as they were finished, and stay named here until others
 need the room; when it comes again, it gathers what is quicker to load than to compute. The sequence that came first is never preempted for
@@ -55,6 +55,7 @@ class Scheduler:
         self._retiring = 0
         self._orders = 0
         self._running: Sequence[Turn] = ()
+        self._lone_next = False
 
     @property
     def active(self) -> int:
@@ -85,6 +86,7 @@ class Scheduler:
             plan.expired.append(work)
         self._admit(plan, now_ns)
         ready = sorted((work for work in self._active if work.state is State.READY and not work.paused), key=lambda work: work.order)
+        ready = self._together(ready)
         for work in (work for work in ready if work.pending == 1):
             self._turn(plan, work, work.known, now_ns)
         budget = self.chunk_tokens
@@ -106,13 +108,18 @@ class Scheduler:
 
     def done(self) -> list[Turn]:
         """The pass has run: those of its turns whose work is still there. Their tokens have KV now."""
+        turns = self.dropped()
+        for turn in turns:
+            self.manager.advance(turn.work.table, turn.end)
+        return turns
+
+    def dropped(self) -> list[Turn]:
+        """The pass is over and came to nothing: those of its turns whose work is still there."""
         turns, self._running = self._running, ()
         for turn in turns:
             turn.work.running = False
             if turn.work.state is State.GONE:
                 self.manager.close(turn.work.table)
-            else:
-                self.manager.advance(turn.work.table, turn.end)
         return [turn for turn in turns if turn.work.state is State.READY]
 
     def leave(self, work: Work) -> bool:
@@ -137,6 +144,16 @@ class Scheduler:
     def works(self) -> Iterable[Work]:
         """Those that have blocks."""
         return self._active
+
+    def _together(self, ready: list[Work]) -> list[Work]:
+        """Those of `ready` that may share a pass: one that must be alone, or all others, in turns."""
+        lone = next((work for work in ready if work.alone), None)
+        others = [work for work in ready if not work.alone]
+        if lone is not None and (not others or self._lone_next):
+            self._lone_next = False
+            return [lone]
+        self._lone_next = lone is not None
+        return others
 
     def _admit(self, plan: Plan, now_ns: int) -> None:
         while self.active < self.max_active and (work := self.waiting.next(now_ns, self._at_hand)) is not None:

@@ -27,7 +27,8 @@ class Work:
     """`known` tokens so far (prompt and generated), of which all want KV; it may come to `limit` tokens.
 
     `keys`: of the blocks that somebody may have, the last possibly partial. At most `usable` tokens are taken from others: at least the
-    last one is computed, since its scores choose the next. `paused`: its reader is far behind.
+    last one is computed, since its scores choose the next. `paused`: its reader is far behind. `alone`: its next pass may have
+    to wait, so nobody else takes part.
     """
 
     keys: Sequence[BlockKey]
@@ -42,6 +43,7 @@ class Work:
     table: Table = field(default_factory=lambda: Table(closed=True))
     running: bool = False
     paused: bool = False
+    alone: bool = False
     preempted: int = 0
 
     @property

