@@ -116,6 +116,12 @@ class Chooser:
         self._holdings.index.forget(worker)
         self._policies[worker.role].forget(worker)
 
+    def expected_s(self, chosen: Chosen) -> float:
+        """How long the worker is expected to need for the prompt; 0 by a policy that doesn't know."""
+        if self.learnt(chosen.worker.ref.role) is None:
+            return 0.0
+        return sum(value for name, value in chosen.scored.terms if name in ("queue", "load", "compute"))
+
     def learnt(self, role: str) -> Learning | None:
         """The rates that the role's policy has learnt; None when it is of those that learn nothing."""
         policy = self._policies[role]

@@ -127,11 +127,11 @@ class Entry:
             self._owner.counts.refused[error.reason] += 1
             raise
 
-    def arrived(self) -> None:
-        """A worker counts the request."""
+    def arrived(self, expected_s: float) -> None:
+        """A worker counts the request, and is expected to need so long for its prompt (0: unknown)."""
         self._passage.arrived()
         if self._led is not None:
-            self._owner.shared.begun(self._led)
+            self._owner.shared.begun(self._led, expected_s)
 
     def loaded(self) -> None:
         """A worker has all it needs of the pool."""

@@ -1,9 +1,9 @@
 """Single-flight: a cold prefix that many want at once is computed by one of them, the others wait for it.
 
-`kvpool.policy.admission.single` says who leads and who follows; here are the waits. A follower waits until its leader's blocks are
-published, has failed, or hasn't got there `timeout_s` after a worker began with them. Then it looks again: what is there now, who else
-computes the rest, and if nobody does it leads itself. So of the followers of a leader that died, the first one to wake is the next leader
-and the others follow it. Nobody follows more than `MAX_FOLLOWED` leaders, nor beyond its own deadline.
+`kvpool.policy.admission.single` says who leads and who follows; here are the waits. A follower waits until its leader has published, has
+failed, or is overdue (`timeout_s`, or three times what was expected, after a worker began). Then it looks again: what is there now, who
+else computes the rest, and if nobody does it leads itself. So of the followers of a leader that died, the first one to wake is the next
+leader and the others follow it. Nobody follows more than `MAX_FOLLOWED` leaders, nor beyond its own deadline.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ from kvpool.units import SECOND
 
 MAX_FOLLOWED = 3
 _LOOK_S = 1.0
+_LENIENCY = 3.0
+"""How many times as long as expected a leader may take."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +27,8 @@ class Led:
 
     flight: Flight
     over: asyncio.Future[None]
-    begun_ns: int = 0
+    overdue_ns: int = 0
+    """When its followers give it up; set when a worker begins."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,11 +83,10 @@ class SharedWork:
             return held, None, followed
         return held, self._lead(request_id, keys, held, priority, promoted=followed > 0), followed
 
-    def begun(self, led: Led) -> None:
-        """A worker is at it."""
-        if not led.flight.begun:
-            led.flight.begun = True
-            led.begun_ns = self._clock.now_ns()
+    def begun(self, led: Led, expected_s: float = 0.0) -> None:
+        """A worker is at it, and expected to need so long (0: unknown). A retry begins anew."""
+        led.flight.begun = True
+        led.overdue_ns = self._clock.now_ns() + max(self._timeout_ns, int(_LENIENCY * expected_s * SECOND))
 
     def end(self, led: Led, held: int) -> None:
         """It is over: `held` leading blocks of its chain are in the pool. Again: nothing."""
@@ -103,7 +105,7 @@ class SharedWork:
         """Until it is over. One that takes too long is given up, for all its followers."""
         while not led.over.done():
             now_ns = self._clock.now_ns()
-            end_ns = min(deadline_ns, led.begun_ns + self._timeout_ns) if led.flight.begun else deadline_ns
+            end_ns = min(deadline_ns, led.overdue_ns) if led.flight.begun else deadline_ns
             if now_ns >= end_ns:
                 if now_ns < deadline_ns:
                     self.counts.overdue += 1
