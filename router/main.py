@@ -85,9 +85,10 @@ async def serve(config: Config, model: TextModel) -> None:
         server = Server(application(services), config.drain_timeout_s, tls)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _stop, server)
-        serving = asyncio.ensure_future(server.serve(sockets=[bound]))
         scheme = "http" if tls is None else "https"
-        joining = asyncio.ensure_future(_join(server, replicas, membership, config, bound.getsockname()[1], scheme))
+        loads = await replicas.start(config.host, config.peer_port, config.advertise)
+        serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+        joining = asyncio.ensure_future(_join(server, membership, config.advertise, bound.getsockname()[1], scheme, loads))
         try:
             await serving
         finally:
@@ -97,12 +98,11 @@ async def serve(config: Config, model: TextModel) -> None:
             await asyncio.to_thread(membership.close)
 
 
-async def _join(server: Server, replicas: Replicas, membership: Membership, config: Config, port: int, scheme: str) -> None:
+async def _join(server: Server, membership: Membership, host: str, port: int, scheme: str, loads: str) -> None:
     """Once requests are served, say so in the log and join the cluster; a store that is down is tried again."""
     await server.serving.wait()
-    host = config.advertise
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    info = {"url": f"{scheme}://{address}", LOADS_INFO: await replicas.start(config.host, config.peer_port, host)}
+    info = {"url": f"{scheme}://{address}", LOADS_INFO: loads}
     log.info("serving on %s://%s", scheme, address)
     while True:
         try:
