@@ -98,12 +98,16 @@ class Workload:
 
     def _share(self, passed: float) -> None:
         """By turns: each of those that are not through yet gets the same."""
-        while passed > 0:
+        while True:
             through = bisect_right(self._left, self._worked)
             busy = len(self._left) - through
             if not busy:
                 return
-            step = min(passed / busy, self._left[through] - self._worked)
-            self._worked += step
-            self._ahead -= step * busy
-            passed -= step * busy
+            most = (self._left[through] - self._worked) * busy
+            if most > passed:
+                self._worked += passed / busy
+                self._ahead -= passed
+                return
+            self._worked = self._left[through]  # set, not added to: the next round passes it for certain
+            self._ahead -= most
+            passed -= most

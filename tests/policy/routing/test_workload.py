@@ -30,6 +30,14 @@ def test_time_works_off_by_the_order() -> None:
     assert loaded(WorkerOrder.SHORTEST, 2, 10, 4).wait_s(4, 3 * SECOND) == pytest.approx((3, 4))
 
 
+def test_time_that_is_too_short_to_be_added_passes_all_the_same() -> None:
+    """Sums of seconds that differ by more than a float can tell: nothing loops, and what is left is what is left."""
+    load = loaded(WorkerOrder.SHARED, 1e9, 1e9 + 1e-3)
+    for number in range(200):
+        load.add(f"s{number}", 1e-7 * number, number)
+    assert load.wait_s(1e8, SECOND)[0] == pytest.approx(2e8, rel=1e-3)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(WorkerOrder)),
