@@ -72,8 +72,9 @@ class Workload:
         self._advance(now_ns)
         if self._order is WorkerOrder.ARRIVAL:
             return max(0.0, self._ahead), 0.0
-        place = bisect_right(self._left, seconds + self._worked)
-        before = sum(self._left[:place]) - place * self._worked
+        through = bisect_right(self._left, self._worked)
+        place = max(through, bisect_right(self._left, seconds + self._worked))
+        before = sum(self._left[through:place]) - (place - through) * self._worked
         behind = (len(self._left) - place) * seconds
         if self._order is WorkerOrder.SHARED:
             return max(0.0, before + behind), max(0.0, before + behind)

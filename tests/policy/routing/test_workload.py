@@ -38,6 +38,13 @@ def test_time_that_is_too_short_to_be_added_passes_all_the_same() -> None:
     assert load.wait_s(1e8, SECOND)[0] == pytest.approx(2e8, rel=1e-3)
 
 
+def test_who_should_be_through_weighs_nothing_and_takes_nothing_off() -> None:
+    """One of 1 s is long overdue beside one of 100 s, of which 49 are left: a newcomer of 20 s meets those 20 only."""
+    for order, waits in ((WorkerOrder.SHARED, 20), (WorkerOrder.SHORTEST, 0), (WorkerOrder.ARRIVAL, 49)):
+        load = loaded(order, 1, 100)
+        assert load.wait_s(20, 52 * SECOND)[0] == pytest.approx(waits)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(WorkerOrder)),
