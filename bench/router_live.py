@@ -53,9 +53,7 @@ class Answered:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")
 def main(requests: int, prefix: int, decode: int, prefill: int, max_tokens: int, active: int, policy: str, as_json: bool) -> None:
     """Measure, print, compare."""
-    options = ClusterOptions(
-        port=0, capacity_bytes=GIB, decode=decode, prefill=prefill, request_timeout_s=_TIMEOUT_S, restart=False
-    )
+    options = ClusterOptions(port=0, capacity_bytes=GIB, decode=decode, prefill=prefill, request_timeout_s=_TIMEOUT_S, restart=False)
 
     def processes(options: ClusterOptions, url: str) -> Sequence[ProcessSpec]:
         more = {"router": ("--policy", policy), "decode": ("--max-active", str(active)), "prefill": ()}
@@ -73,6 +71,9 @@ def main(requests: int, prefix: int, decode: int, prefill: int, max_tokens: int,
         wall_s = time.monotonic() - began
     found = figures(answers, prefix, decode) | {"wall_s": round(wall_s, 2), "policy": policy, "requests": requests, "prefix_tokens": prefix}
     print_table(("what", "figure"), [(name, str(value)) for name, value in found.items()])
+    for answer in answers:
+        if answer.status == 200 and computed_tokens(answer.extension) > prefix / 2:
+            print("computed more than half of the prefix:", answer.extension)
     if as_json:
         print_json(found)
     sys.exit(0 if good(found) else 1)
