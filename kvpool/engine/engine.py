@@ -168,6 +168,16 @@ class Engine:
             reaches=self._parts.store.reaches(),
         )
 
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence gave way so far."""
+        return self._scheduler.preemptions
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of KV copied so far because a sequence doesn't lie in one piece."""
+        return self._kv.gathered_bytes
+
     async def close(self, deadline_ns: int) -> None:
         """Refuse what comes, fail what waits, let pushes end until `deadline_ns`, stop the compute thread."""
         self._closed = True

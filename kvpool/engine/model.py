@@ -17,7 +17,7 @@ from kvpool.block import Geometry, Namespace
 from kvpool.engine.cache import SequenceCache
 from kvpool.engine.convert import stay_offline
 from kvpool.engine.identity import geometry_of, namespace_of
-from kvpool.engine.packed import pack
+from kvpool.engine.packed import pack, padded
 from kvpool.engine.paged.attention import NAME, Pass, Segment, register
 from kvpool.engine.paged.store import TORCH_DTYPES, KvStore
 from kvpool.errors import ConfigError
@@ -31,16 +31,17 @@ STEADY_ROWS = 4
 class Model:
     """A causal language model, used by one thread at a time.
 
-    A pass of equal segments over equal KV gives equal bits, on one machine with one thread count. With `steady`, the bits of a segment
-    depend on that segment alone, whatever it is computed with.
+    A pass of equal segments over equal KV gives equal bits, on one machine with one thread count. With `steady`, or `packed` layers, the
+    bits of a segment depend on that segment alone, whatever it is computed with.
     """
 
-    def __init__(self, network: Any, namespace: Namespace) -> None:
+    def __init__(self, network: Any, namespace: Namespace, *, packed: bool = False) -> None:
         self.namespace = namespace
         self.geometry: Geometry = namespace.geometry
         self.context_tokens = int(network.config.max_position_embeddings)
         self.vocabulary = int(network.config.vocab_size)
         self._network = network
+        self._packed = packed
 
     def new_cache(self, *, capacity: int, limit: int) -> SequenceCache:
         """An empty cache for one sequence by itself."""
@@ -58,8 +59,8 @@ class Model:
             end += len(segment.tokens)
             if segment.scores:
                 wanted.append(end - 1)
-        lacking = STEADY_ROWS - len(tokens) if steady else 0
-        rows = wanted + wanted[-1:] * (STEADY_ROWS - len(wanted)) if steady else wanted
+        lacking = self._rows(len(tokens), steady) - len(tokens)
+        rows = wanted + wanted[-1:] * (self._rows(len(wanted), steady) - len(wanted))
         inputs = {
             "input_ids": torch.tensor([tokens + [0] * lacking]),
             "position_ids": torch.tensor([places + [0] * lacking]),
@@ -72,6 +73,10 @@ class Model:
                 return torch.empty(0, self.vocabulary)
             scores: torch.Tensor = self._network(**inputs, logits_to_keep=torch.tensor(rows)).logits[0, : len(wanted)]
         return scores.float()
+
+    def _rows(self, rows: int, steady: bool) -> int:
+        """How many rows are computed for `rows` that are wanted."""
+        return padded(rows) if self._packed else max(rows, STEADY_ROWS if steady else 0)
 
     def extend(self, cache: SequenceCache, tokens: Sequence[int]) -> None:
         """Append the KV of `tokens` to `cache`, in one pass."""
@@ -114,9 +119,9 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int, packed: bool =
     if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
         raise ConfigError(f"{directory} lacks weights the model needs, among them {missing[0]!r} ({len(missing)} in all)")
     network.eval().requires_grad_(False)
-    if packed:
-        log.info("%d linear layers packed", pack(network))
-    model = Model(network, namespace)
+    layers = pack(network) if packed else 0
+    log.info("%d linear layers packed", layers)
+    model = Model(network, namespace, packed=layers > 0)
     _check(model)
     log.info("loaded %s: %d layers, %s, %d B of KV per token", directory, len(geometry.layers), dtype, geometry.bytes_per_token)
     return model

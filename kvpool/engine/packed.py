@@ -29,6 +29,17 @@ _ROWS = 16
 """For passes of about so many tokens the layout is chosen; it serves any number."""
 
 
+def padded(rows: int) -> int:
+    """How many rows a pass of `rows` should have: at least 4, which take no longer than one, and few different numbers of them.
+
+    oneDNN makes and keeps code for each number of rows that it meets: some hundred KiB a layer.
+    """
+    for end, step in ((32, 4), (128, 16), (512, 32)):
+        if rows <= end:
+            return -(-rows // step) * step
+    return -(-rows // 64) * 64
+
+
 def packable(dtype: torch.dtype) -> bool:
     """Whether this CPU and this torch have kernels for packed weights of `dtype`."""
     ops: Any = torch.ops.mkldnn
