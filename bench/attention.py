@@ -6,7 +6,7 @@ their predictions, in nats, on the same tokens, of two kinds (`../shared/specs/t
 
     continued   the prompt is the beginning of a document, and the document goes on: what will be needed is not known when tokens are
                 chosen
-    asked       the prompt is a document and, at its end, what to do with it; forced is the answer that full attention gives
+    asked       the prompt is a document and, at its end, a question about it; forced is the answer that full attention gives
 
 A suffix is computed in one pass, so the choice is that of the prompt's end. The column *by token* forces the first document's answer one
 token a pass, as a decode does: H2O evicts, a window slides, and Quest chooses anew each time. The random choice draws tokens per
@@ -41,12 +41,15 @@ from kvpool.engine.convert import stay_offline
 from kvpool.units import SECOND
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-DOCUMENTS = (DOCUMENT, ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("operate", "transport", "simulation", "router", "client")))
+DOCUMENTS = {
+    DOCUMENT: "When was the first light lit, and by whom?",
+    ROOT / "README.md": "What does `make demo` start?",
+    ROOT / "docs" / "operate.md": "What does `kvpool drain` do?",
+}
 PREFIX, SHOWN_LAYERS = 1024, (0, 3, 11, 20, 29)
-BEFORE, AFTER = "<|im_start|>user\n", "\n\nSummarize the text above, with its most important facts.<|im_end|>\n<|im_start|>assistant\n"
+BEFORE, AFTER = "<|im_start|>user\n", "\n\n{}<|im_end|>\n<|im_start|>assistant\n"
 SPECS: Mapping[str, str] = {
-    "full": "streaming:budget=1.0",
+    "full": "streaming:budget=100000",
     "h2o": "h2o:budget={}",
     "snapkv": "snapkv:budget={}",
     "quest": "quest:budget={}",
@@ -157,11 +160,11 @@ def continued(tokenizer: Tokenizer, text: str, suffix: int) -> list[int]:
     return list(tokenizer.encode(text).ids[: PREFIX + suffix])
 
 
-def asked(network: Any, tokenizer: Tokenizer, text: str, suffix: int) -> list[int]:
+def asked(network: Any, tokenizer: Tokenizer, text: str, question: str, suffix: int) -> list[int]:
     """As much of `text` as fits with the question, and the first tokens (at most `suffix`) of the answer by full attention."""
     from transformers import DynamicCache
 
-    before, body, after = (tokenizer.encode(part).ids for part in (BEFORE, text, AFTER))
+    before, body, after = (tokenizer.encode(part).ids for part in (BEFORE, text, AFTER.format(question)))
     tokens = [*before, *body[: PREFIX - len(before) - len(after)], *after]
     cache = DynamicCache()
     read_prompt(network, cache, tokens[:-1], None)
@@ -219,7 +222,7 @@ def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.attention", description="KL to full attention at equal budgets.")
-    parser.add_argument("--documents", type=int, default=3, help=f"1 to {len(DOCUMENTS)}")
+    parser.add_argument("--documents", type=int, default=len(DOCUMENTS), help=f"1 to {len(DOCUMENTS)}")
     parser.add_argument("--budget", type=float, default=0.25, help="share of the prompt that is kept")
     parser.add_argument("--suffix", type=int, default=64, help="tokens forced in one pass")
     parser.add_argument("--steps", type=int, default=24, help="tokens forced one by one, of the first answer; 0 for none")
@@ -232,9 +235,9 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = {"continued": [], "asked": []}
     shown: Mapping[int, Shown] = {}
     stepped: dict[str, float] = {}
-    for path in DOCUMENTS[: args.documents]:
+    for path, question in list(DOCUMENTS.items())[: args.documents]:
         text = path.read_text()
-        answer = asked(network, tokenizer, text, args.suffix)
+        answer = asked(network, tokenizer, text, question, args.suffix)
         found, layers = measure(network, continued(tokenizer, text, args.suffix), args.budget, one_pass)
         rows["continued"].append(found)
         rows["asked"].append(measure(network, answer, args.budget, one_pass)[0])
@@ -248,7 +251,7 @@ def main() -> None:
     peer = agreement(shown)
     print(f"\nquest: {above} of {pages} pages hold a key above their bound; kept sets as kvpress: {peer}")
     if args.json:
-        names = [path.name for path in DOCUMENTS[: args.documents]]
+        names = [path.name for path in DOCUMENTS][: args.documents]
         print_json({
             "bench": "attention", **figures, "kl": means, "kl_by_token": stepped, "budget": args.budget, "prefix": PREFIX,
             "kl_per_document": {kind: dict(zip(names, of, strict=True)) for kind, of in rows.items()},
