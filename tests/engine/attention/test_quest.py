@@ -19,7 +19,7 @@ def test_no_key_scores_above_the_bound_of_its_page(seed: int, page: int, lengths
     draw = torch.Generator().manual_seed(seed)
     keys = torch.randint(-50, 50, (2, sum(lengths), 6), generator=draw).float()
     queries = torch.randint(-50, 50, (2, 5, 6), generator=draw).float()
-    first, *rest = keys.split(lengths, dim=1)
+    first, *rest = torch.split(keys, lengths, dim=1)
     bounds = PageBounds(page, first)
     for more in rest:
         bounds.append(more)
