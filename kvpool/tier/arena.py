@@ -31,7 +31,7 @@ import numpy as np
 
 from kvpool.errors import ClosedError, ConfigError, FrameError, UnavailableError
 from kvpool.tier import mappable
-from kvpool.tier.pages import Bytes, ask_for_huge_pages, huge_bytes, lock_pages, populate, touch
+from kvpool.tier.pages import Bytes, ask_for_huge_pages, huge_bytes, lock_pages, make_huge, map_shared, populate, touch
 from kvpool.tier.sockets import reap_sockets
 from kvpool.tier.space import require_space
 from kvpool.tier.superblock import SUPERBLOCK_BYTES, Superblock, decode_superblock, node_bytes
@@ -275,7 +275,7 @@ def _fill(descriptor: int, superblock: Superblock) -> Bytes:
     """Give the file its size, its pages and last its superblock; returns the mapped data region."""
     os.ftruncate(descriptor, superblock.file_bytes)
     data = _map(descriptor, superblock)
-    ask_for_huge_pages(data)  # before the pages exist: afterwards it is too late
+    ask_for_huge_pages(data)
     try:
         populated = populate(data) == data.size
     except OSError as error:
@@ -283,12 +283,15 @@ def _fill(descriptor: int, superblock: Superblock) -> Bytes:
     os.posix_fallocate(descriptor, 0, superblock.file_bytes)
     if not populated:
         touch(data)
+    make_huge(data)
     os.pwrite(descriptor, superblock.encode(), 0)
     return data
 
 
 def _map(descriptor: int, superblock: Superblock, unit: int = 1) -> Bytes:
-    """The data region; `unit` is what the mapping's length must be a multiple of."""
+    """The data region; `unit`: 1 for a file, or what the length of a device's mapping must be a multiple of."""
+    if unit == 1:
+        return map_shared(descriptor, superblock.capacity, superblock.data_offset)
     length = -(-superblock.capacity // unit) * unit
     mapping = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=superblock.data_offset)
     return np.frombuffer(mapping, dtype=np.uint8)[: superblock.capacity]

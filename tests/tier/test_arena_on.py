@@ -15,7 +15,7 @@ from kvpool.policy.eviction import PrefixLru
 from kvpool.pool.allocator import Allocator
 from kvpool.testing.tier_kit import read, record_of, soon
 from kvpool.tier import Arena, ArenaMapping, arena, mappable, pages
-from kvpool.tier.pages import ask_for_huge_pages, huge_bytes, huge_in, populate
+from kvpool.tier.pages import ask_for_huge_pages, huge_bytes, huge_in, make_huge, map_shared, populate
 from kvpool.tier.shared import SharedTierReader, open_shared_tier
 from kvpool.units import KIB, MIB
 
@@ -122,6 +122,41 @@ def test_huge_bytes_of_real_memory_agree_with_the_kernel(tmp_path: Path, monkeyp
         assert 0 <= got.huge_bytes <= SIZE
     monkeypatch.setattr(pages, "SMAPS", tmp_path / "nothing")
     assert huge_bytes(view) == 0
+
+
+def test_shared_mapping_lies_where_huge_pages_of_its_file_can_be_seen(tmp_path: Path) -> None:
+    """Address and offset agree modulo 2 MiB, the bytes are the file's, and with the last view the whole place is free again."""
+    path, offset, length = tmp_path / "file", 3 * 4096, 5 * MIB
+    path.write_bytes(bytes(offset + length))
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        view = map_shared(descriptor, length, offset)
+        assert (view.ctypes.data - offset) % (2 * MIB) == 0
+        view[0], view[-1] = 7, 9
+        assert os.pread(descriptor, 1, offset) == b"\7"
+        assert os.pread(descriptor, 1, offset + length - 1) == b"\11"
+        assert str(path) in Path("/proc/self/maps").read_text()
+        del view
+        assert str(path) not in Path("/proc/self/maps").read_text()
+        with pytest.raises(OSError, match="Invalid argument"):
+            map_shared(descriptor, length, offset + 1)
+    finally:
+        os.close(descriptor)
+
+
+def test_making_huge_pages_keeps_what_is_in_the_small_ones() -> None:
+    """The kernel copies; it may also refuse, and then nothing changes either."""
+    descriptor = os.memfd_create("pages")
+    try:
+        os.ftruncate(descriptor, 8 * MIB)
+        view = map_shared(descriptor, 8 * MIB, 0)
+        view[:] = np.arange(8 * MIB, dtype=np.uint32).view(np.uint8)[: 8 * MIB]
+        before = view.tobytes()
+        make_huge(view)
+        assert view.tobytes() == before
+        assert huge_bytes(view) in (0, 8 * MIB)
+    finally:
+        os.close(descriptor)
 
 
 @pytest.fixture
