@@ -64,7 +64,7 @@ def test_frames_are_checked_as_they_come_and_one_that_fails_is_none() -> None:
             _, head, payload = asked[position]
             assert (head == numbers[position] + 1).all()
             assert (payload == numbers[position] + 1).all()
-            return numbers[position] != 3
+            return bool(numbers[position] != 3)
 
         got = rig.open().get([one[0] for one in asked], soon(), check)
         assert seen == [*range(150), 4150, 4152]
