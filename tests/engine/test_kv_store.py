@@ -42,6 +42,8 @@ def test_scattered_blocks_are_read_in_order(kind: type[KvStore]) -> None:
         (2, [7, 8, 0], 130),
         (1, [*SCATTERED, 0], 500),
         (1, [5, 6, 0, 9], 250),
+        (1, [5, 0, 9], 180),
+        (1, [5, 6, 0, 9], 250),
         (3, [4, 5], 128),
     ):
         index = torch.cat([torch.arange(64 * block, 64 * block + 64) for block in blocks])[:tokens]

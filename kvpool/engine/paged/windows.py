@@ -8,8 +8,8 @@ run anyway needs no window.
 
 Pages can't be cut, so a head's part of a block must be whole pages: ``block_tokens * head_dim * itemsize`` a multiple of `mmap.PAGESIZE`.
 The kernel bounds how many mappings a process has (`vm.max_map_count`). So windows that were longest not used go when there are more than
-`MAX_MAPS`, and a sequence in more than `MAX_RUNS` pieces, which takes memory that is nearly full, is gathered as in the paged layout,
-and counted there.
+`MAX_MAPS` mappings or `MAX_WINDOWS` sequences, and a sequence in more than `MAX_RUNS` pieces, which takes memory that is nearly full, is
+gathered as in the paged layout, and counted there.
 
 This is for CPUs. On a GPU it takes the CUDA driver's virtual memory management, which this build of the engine doesn't have.
 """
@@ -27,6 +27,7 @@ from kvpool.engine.paged.store import KvStore, Piece
 from kvpool.errors import ConfigError, LocalError
 
 MAX_MAPS = 40_000
+MAX_WINDOWS = 128
 MAX_RUNS = 32
 _FAILED = ctypes.c_void_p(-1).value
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
@@ -59,9 +60,10 @@ class _Window:
 
     def show(self, runs: Sequence[Piece]) -> None:
         """Let the window begin with `runs`; what is the same as before stays."""
-        at = 0
+        at, moved = 0, False
         for index, run in enumerate(runs):
-            if index >= len(self._runs) or self._runs[index] != run:
+            moved = moved or index >= len(self._runs) or self._runs[index] != run  # behind a run that changed all lie elsewhere
+            if moved:
                 for plane in range(self._planes):
                     target = self._address + (plane * self.room + at) * self._part
                     source = (plane * self._blocks + run.first) * self._part
@@ -124,8 +126,11 @@ class VirtualKvStore(KvStore):
             self._windows[owner] = keys, values
         for window in self._windows[owner]:
             window.show(runs)
-        while len(self._windows) > 1 and sum(window.maps for pair in self._windows.values() for window in pair) > MAX_MAPS:
+        while len(self._windows) > 1 and (len(self._windows) > MAX_WINDOWS or self._maps() > MAX_MAPS):
             self._drop(next(other for other in self._windows if other != owner))
+
+    def _maps(self) -> int:
+        return sum(window.maps for pair in self._windows.values() for window in pair)
 
     def _drop(self, owner: int) -> None:
         for window in self._windows.pop(owner):
