@@ -65,9 +65,8 @@ def map_shared(descriptor: int, length: int, offset: int) -> Bytes:
     Unmapped with the last view of it. Raises `OSError`.
     """
     place = mmap.mmap(-1, length + _HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    view = np.frombuffer(place, np.uint8)
-    skip = (offset - view.ctypes.data) % _HUGE
-    view = view[skip : skip + length]
+    skip = (offset - np.frombuffer(place, np.uint8).ctypes.data) % _HUGE
+    view = np.frombuffer(place, np.uint8, length, skip)  # nothing but the file's bytes: who locks a mapping locks all that its array has
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     if _libc.mmap(view.ctypes.data, length, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, offset) != view.ctypes.data:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
