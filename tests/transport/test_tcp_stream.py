@@ -66,7 +66,7 @@ def test_words_that_come_soon_are_looked_for(looks: list[int]) -> None:
 
 
 def test_looking_in_vain_is_rare(looks: list[int]) -> None:
-    """Once, then not for 4 words, then not for 8, up to 64, however soon the others come."""
+    """Once, then not for 4 words, then not for 8, up to 16, however soon the others come."""
     with joined() as (stream, other):
         vain = []
         for number in range(300):
@@ -77,7 +77,7 @@ def test_looking_in_vain_is_rare(looks: list[int]) -> None:
             assert word(stream) == b"word"
         gaps = [after - before for before, after in itertools.pairwise(vain)]
         assert gaps
-        assert all(gap >= least for gap, least in zip(gaps, (4, 8, 16, 32, 64, 64, 64, 64), strict=False))
+        assert all(gap >= least for gap, least in zip(gaps, (4, 8, 16, 16, 16, 16), strict=False))
 
 
 def test_more_of_an_answer_is_looked_for_in_vain_twice_at_most(looks: list[int]) -> None:

@@ -7,7 +7,7 @@ that differs by less than a millisecond from the one that is there is not set: c
 
 A thread that sleeps takes some 30 us to wake up, and the sender pays a third of them. So where the other end's last word came soon, the
 next one is looked for during `_LOOK_NS` before sleeping, giving way to whoever wants the core. Looking in vain is rare: after one time
-the next few words are waited for asleep (4, then 8 .. 64), and words that come late, as over most networks, are never looked for. One
+the next few words are waited for asleep (4, then 8, then 16), and words that come late, as over most networks, are never looked for. One
 stream of a process looks: who finds that another one has heard something meanwhile sleeps. On loopback whoever receives a large answer
 looks for more of it, too, or it would sleep and be woken for every 64 KiB; but not where it looks in vain.
 
@@ -39,7 +39,7 @@ NEVER_NS: Final = sys.maxsize
 NEAR_NS: Final = MS
 """Limits of time that differ by less are the same."""
 
-_LOOK_NS: Final = 150 * US
+_LOOK_NS: Final = 250 * US
 _LOOK_ON_NS: Final = 50 * US
 """For more of what has begun to come."""
 _VAIN: Final = 2
@@ -47,7 +47,7 @@ _VAIN: Final = 2
 _SOON_NS: Final = 300 * US
 """A word that was waited for asleep would have been found by looking: both ends took their time to wake up."""
 _REST: Final = 4
-_LONGEST_REST: Final = 64
+_LONGEST_REST: Final = 16
 _LOOPBACK_BUFFER: Final = 256 * KIB
 _TIMEVAL: Final = struct.Struct("@ll")
 _LINGER: Final = struct.Struct("@ii")
