@@ -1,6 +1,7 @@
 """The cluster that is simulated: its hardware, its model, and how long things take there.
 
-Every number was fixed before any policy was tried, is the same for all of them, and is published, but for those marked *assumed*:
+Every number is the same for all policies and published, but for those marked *assumed*. The split and the chunks were settled after first
+results had been seen (docs/routing.md says what they change):
 
 * 16 nodes of eight A800, one half for prefill and one for decode: the cluster of Mooncake's scheduling experiment (FAST'25, figure 5: 16
   nodes) at the split that serves most there (5.5: about 1:1).
