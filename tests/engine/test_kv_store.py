@@ -86,6 +86,20 @@ def test_windows_are_bounded_and_too_many_pieces_are_gathered(monkeypatch: pytes
     store.close()
 
 
+def test_pass_over_more_sequences_than_there_may_be_windows_reads_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that went for another sequence of the same pass is mapped again at the next layer."""
+    monkeypatch.setattr(windows, "MAX_WINDOWS", 2)
+    store, tables = filled(VirtualKvStore), {1: [5, 1], 2: [2, 9], 3: [3, 0], 4: [8, 4]}
+    for layer in range(3):
+        for owner, blocks in tables.items():
+            keys, values = store.read(layer, owner, blocks, pieces(blocks), 128)
+            index = torch.cat([torch.arange(64 * block, 64 * block + 64) for block in blocks])
+            assert torch.equal(keys[0], store.keys[layer][:, index])
+            assert torch.equal(values[0], store.values[layer][:, index])
+            del keys, values
+    store.close()
+
+
 def test_block_that_does_not_end_with_a_page_is_refused() -> None:
     """Pages can't be cut; the message says which flag to change."""
     with pytest.raises(ConfigError, match=r"--block-tokens .* or --layout paged"):

@@ -111,7 +111,7 @@ class VirtualKvStore(KvStore):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if owner is None or len(runs) > MAX_RUNS:
             return super()._joined(layer, owner, blocks, runs, tokens)
-        if layer == 0:
+        if layer == 0 or owner not in self._windows:  # other sequences of the pass may have needed its room
             self._show(owner, len(blocks), runs)
         self._windows.move_to_end(owner)
         keys, values = (window.data[layer : layer + 1, :, :tokens] for window in self._windows[owner])
