@@ -32,6 +32,7 @@ from kvpool.request import (
 )
 from kvpool.wire.channel import bind, make_server
 from kvpool.wire.worker_server import add_worker
+from router.testing.workers import status_of
 
 MARK = 70
 """Ids from here on are plain letters in the tiny model's vocabulary."""
@@ -83,17 +84,7 @@ class Stub:
 
     async def status(self) -> WorkerStatus:
         """See `WorkerHandler`."""
-        return WorkerStatus(
-            role="decode",
-            model="tiny",
-            active_requests=self.open,
-            queued_requests=0,
-            finished_requests=0,
-            failed_requests=0,
-            prefill_tokens_per_s=0.0,
-            resident_tokens=0,
-            reaches={},
-        )
+        return status_of(self.open)
 
 
 def serve(pipe: Connection, cluster: str, model: str, prefills: int, decodes: int, token: int, gap_s: float) -> None:

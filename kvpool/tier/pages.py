@@ -32,7 +32,7 @@ _HUGEPAGE: Final = 14
 _COLLAPSE: Final = 25  # since 6.1
 _HUGE: Final = 2 * MIB
 _MAP_FIXED: Final = 0x10
-_MAP_NORESERVE: Final = 0x4000  # Python's mmap module has no name for it before 3.12
+_MAP_NORESERVE: Final = 0x4000  # Python's mmap module names it from 3.13 on
 _STEP: Final = 64 * MIB
 _PAGE: Final = 4096
 

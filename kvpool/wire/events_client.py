@@ -1,13 +1,11 @@
 """A consumer's end of a node's events: plain values out, kvpool errors only."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import grpc
 import grpc.aio
 
-from kvpool.errors import DeadlineError, ProtocolError, UnavailableError
+from kvpool.errors import ProtocolError, UnavailableError
 from kvpool.request.events import EventBatch
 from kvpool.wire.convert_events import batch_from_pb
 from kvpool.wire.credentials import PLAIN, Security
@@ -15,7 +13,7 @@ from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen import events_pb2 as pb
 from kvpool.wire.gen import events_pb2_grpc as rpc
 from kvpool.wire.node_rpc import NodeRpc
-from kvpool.wire.status import error_of
+from kvpool.wire.status import next_message
 
 
 class EventsRpc(NodeRpc):
@@ -37,7 +35,7 @@ class EventsRpc(NodeRpc):
         call = self._stub.Watch(pb.WatchRequest(incarnation=incarnation, sequence=sequence), metadata=self._metadata)
         try:
             while True:
-                message = await self._read(call, patience_s)
+                message = await next_message(call, self.address, patience_s, "events and no keep-alive")
                 if message is grpc.aio.EOF:
                     raise UnavailableError(f"{self.address}: the node ended the stream of events")
                 try:
@@ -47,20 +45,3 @@ class EventsRpc(NodeRpc):
                 yield batch
         finally:
             call.cancel()
-
-    async def _read(self, call: Any, patience_s: float) -> Any:
-        limit = asyncio.timeout(patience_s)
-        try:
-            async with limit:
-                return await call.read()
-        except TimeoutError as error:
-            if limit.expired():
-                raise DeadlineError(f"{self.address}: no events and no keep-alive for {patience_s:g} s") from error
-            raise
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None

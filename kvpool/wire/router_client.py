@@ -1,19 +1,17 @@
 """A router's connection to another one: plain values out, kvpool errors only."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import grpc
 import grpc.aio
 
-from kvpool.errors import DeadlineError, ProtocolError, UnavailableError
+from kvpool.errors import ProtocolError, UnavailableError
 from kvpool.request.load import MAX_WORKERS, LoadReport, WorkerLoad
 from kvpool.wire.channel import open_channel
 from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.gen import router_pb2 as pb
 from kvpool.wire.gen import router_pb2_grpc as rpc
-from kvpool.wire.status import error_of
+from kvpool.wire.status import next_message
 
 
 class RouterRpc:
@@ -30,7 +28,7 @@ class RouterRpc:
         call = self._stub.Loads(pb.LoadsRequest(), metadata=self._security.metadata(self.address))
         try:
             while True:
-                message = await self._read(call, patience_s)
+                message = await next_message(call, self.address, patience_s, "report")
                 if message is grpc.aio.EOF:
                     raise UnavailableError(f"{self.address}: the router ended its reports")
                 if len(message.workers) > MAX_WORKERS:
@@ -44,20 +42,3 @@ class RouterRpc:
     async def close(self) -> None:
         """Cancel what is in flight and disconnect."""
         await self._channel.close(grace=None)
-
-    async def _read(self, call: Any, patience_s: float) -> Any:
-        limit = asyncio.timeout(patience_s)
-        try:
-            async with limit:
-                return await call.read()
-        except TimeoutError as error:
-            if limit.expired():
-                raise DeadlineError(f"{self.address}: no report for {patience_s:g} s") from error
-            raise
-        except grpc.RpcError as error:
-            raise error_of(error, self.address) from error
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-            raise UnavailableError(f"{self.address}: the connection was closed during the call") from None

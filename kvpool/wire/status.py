@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -86,6 +87,22 @@ def told(peer: str) -> Iterator[None]:
         if caller is None or caller.cancelling():
             raise
         raise UnavailableError(f"{peer}: the connection was closed during the call") from None
+
+
+async def next_message(call: Any, peer: str, patience_s: float, what: str) -> Any:
+    """The next message of a stream from `peer`, or `grpc.aio.EOF` at its end. `what` names what is waited for.
+
+    `DeadlineError` when nothing comes for `patience_s`; other errors as `told` has them.
+    """
+    limit = asyncio.timeout(patience_s)
+    try:
+        async with limit:
+            with told(peer):
+                return await call.read()
+    except TimeoutError as error:
+        if limit.expired():
+            raise DeadlineError(f"{peer}: no {what} for {patience_s:g} s") from error
+        raise
 
 
 def _advice(details: str) -> str:

@@ -25,7 +25,7 @@ from kvpool.request import (
     WorkerStatus,
 )
 from kvpool.units import SECOND
-from router.testing.workers import Fault
+from router.testing.workers import Fault, status_of
 
 
 class KeyPool:
@@ -90,17 +90,7 @@ class PooledWorker:
         """See `WorkerPort`; never answers while `answers_status` is false."""
         if not self.answers_status:
             await asyncio.Event().wait()
-        return WorkerStatus(
-            role="decode",
-            model="m",
-            active_requests=self.running,
-            queued_requests=0,
-            finished_requests=0,
-            failed_requests=0,
-            prefill_tokens_per_s=1 / self._token_s,
-            resident_tokens=0,
-            reaches={},
-        )
+        return status_of(self.running, prefill_tokens_per_s=1 / self._token_s)
 
     async def close(self) -> None:
         """See `WorkerPort`."""

@@ -87,17 +87,7 @@ class ScriptedWorker:
         """See `WorkerPort`; never answers while `answers_status` is false."""
         if not self.answers_status:
             await asyncio.Event().wait()
-        return WorkerStatus(
-            role="decode",
-            model="m",
-            active_requests=self.running,
-            queued_requests=0,
-            finished_requests=0,
-            failed_requests=0,
-            prefill_tokens_per_s=0.0,
-            resident_tokens=0,
-            reaches={},
-        )
+        return status_of(self.running)
 
     async def close(self) -> None:
         """See `WorkerPort`."""
@@ -125,6 +115,21 @@ class ScriptedWorker:
             raise
         finally:
             self.running -= 1
+
+
+def status_of(running: int, *, prefill_tokens_per_s: float = 0.0) -> WorkerStatus:
+    """What a stand-in for a worker says of itself while it serves `running` requests."""
+    return WorkerStatus(
+        role="decode",
+        model="m",
+        active_requests=running,
+        queued_requests=0,
+        finished_requests=0,
+        failed_requests=0,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+        resident_tokens=0,
+        reaches={},
+    )
 
 
 def likely(token: int, sampling: Sampling) -> Logprobs | None:
