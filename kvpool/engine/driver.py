@@ -55,7 +55,7 @@ class Driver:
         """Serve `sequence`. Raises `OverloadedError`, `ConfigError`, `ClosedError`."""
         if self._closed:
             raise ClosedError("the engine was closed")
-        self.scheduler.submit(sequence.work, time.monotonic_ns())
+        self.scheduler.submit(sequence.work)
         self._sequences[sequence.work] = sequence
         if self._main is None or self._main.done():
             self._main = asyncio.create_task(self._run())

@@ -7,9 +7,9 @@ import pytest
 from kvpool.block import chain_keys
 from kvpool.engine.paged.blocks import BlockManager
 from kvpool.engine.schedule.scheduler import OverloadedError, Plan, Scheduler
-from kvpool.engine.schedule.waiting import MAX_PASSED, PATIENCE_NS
 from kvpool.engine.schedule.work import NEVER_NS, State, Work
 from kvpool.errors import ConfigError, LocalError
+from kvpool.policy.order import AGING
 
 SIZE, CHUNK = 4, 16
 ROOT = bytes(32)
@@ -52,10 +52,10 @@ def test_pass_mixes_every_decode_with_one_chunk() -> None:
     scheduler = scheduler_of()
     short = [work_of(3, limit=40, seed=i) for i in range(3)]
     for work in short:
-        scheduler.submit(work, 0)
+        scheduler.submit(work)
     assert sizes(step(scheduler)) == []  # admitted: what there is is being fetched
     assert sizes(step(scheduler)) == [3, 3, 3]
-    scheduler.submit(work_of(50, limit=60, seed=9), 0)
+    scheduler.submit(work_of(50, limit=60, seed=9))
     step(scheduler)
     assert [sizes(step(scheduler)) for _ in range(5)] == [[1, 1, 1, 16]] * 3 + [[1, 1, 1, 2]] + [[1, 1, 1, 1]]
 
@@ -64,46 +64,68 @@ def test_chunks_are_cut_at_absolute_multiples_wherever_the_prefix_ends() -> None
     """So the same tail of a prompt is computed in the same pieces, and gives the same bits."""
     scheduler = scheduler_of()
     first = work_of(24, limit=24)
-    scheduler.submit(first, 0)
+    scheduler.submit(first)
     while first.state is not State.GONE:
         step(scheduler)
     again = work_of(60)
-    scheduler.submit(again, 0)
+    scheduler.submit(again)
     turns = [(turn.start, turn.end) for _ in range(5) for turn in step(scheduler).turns]
     assert turns[:4] == [(24, 32), (32, 48), (48, 60), (60, 61)]
 
 
-def test_longest_prefix_comes_first_but_nobody_is_passed_over_for_long() -> None:
-    """Cache-aware order pays while it is fair."""
+def test_least_left_to_compute_comes_first_and_what_is_here_is_no_work() -> None:
+    """Shortest remaining first, which makes it cache-aware: of a long prompt that is here already little is left."""
     scheduler = scheduler_of(max_active=1)
-    warm = work_of(40, limit=40)
-    scheduler.submit(warm, 0)
-    while warm.state is not State.GONE:
-        step(scheduler)
-    cold = work_of(12, seed=1)
-    scheduler.submit(cold, 0)
-    served = []
-    for _ in range(MAX_PASSED + 2):
-        scheduler.submit(work_of(40, limit=40), 0)
-        plan = step(scheduler)
-        (work,) = plan.admitted
-        served.append(work)
-        while work.state is not State.GONE:
-            step(scheduler)
-    assert served.index(cold) == MAX_PASSED
-
-
-@pytest.mark.parametrize(("waited_ns", "first"), [(PATIENCE_NS - 1, "warm"), (PATIENCE_NS, "cold")])
-def test_who_has_waited_long_comes_before_who_finds_much(waited_ns: int, first: str) -> None:
-    """However few others overtake: a request waits for cache-aware order no longer than this."""
-    scheduler = scheduler_of(max_active=1)
-    scheduler.submit(before := work_of(40, limit=40), 0)
+    scheduler.submit(before := work_of(40, limit=40))
     while before.state is not State.GONE:
         step(scheduler)
-    works = {"cold": work_of(12, seed=1), "warm": work_of(40, limit=40)}
-    scheduler.submit(works["cold"], 0)
-    scheduler.submit(works["warm"], 0)
-    assert step(scheduler, waited_ns).admitted == [works[first]]
+    works = {"long": work_of(60, seed=1), "short": work_of(12, seed=2), "warm": work_of(44, limit=44)}
+    for work in works.values():
+        scheduler.submit(work)
+    served = []
+    while scheduler.waiting or scheduler.active:
+        served += step(scheduler).admitted
+    assert served == [works["warm"], works["short"], works["long"]]
+
+
+def test_short_prompt_passes_a_long_one_that_has_begun() -> None:
+    """It waits for the pass that runs; then what is left of each counts, not who came first."""
+    scheduler = scheduler_of()
+    scheduler.submit(long := work_of(70, limit=70, seed=1))
+    step(scheduler)
+    step(scheduler)
+    scheduler.submit(short := work_of(20, limit=20, seed=2))
+    step(scheduler)
+    turns = [[(turn.work, turn.end) for turn in step(scheduler).turns] for _ in range(4)]
+    assert turns == [[(short, 16)], [(short, 20)], [(long, 48)], [(long, 64)]]
+
+
+def test_prompt_with_least_left_comes_first_though_it_is_the_longest() -> None:
+    """What counts is what is left: who is nearly through isn't passed by half as long a newcomer."""
+    scheduler = scheduler_of()
+    scheduler.submit(long := work_of(70, limit=70, seed=1))
+    for _ in range(4):
+        step(scheduler)
+    scheduler.submit(work_of(20, limit=20, seed=2))
+    step(scheduler)
+    assert long.pending == 6
+    assert [(turn.work, turn.end) for turn in step(scheduler).turns] == [(long, 70)]
+
+
+@pytest.mark.parametrize("places", [1, 8])
+def test_stream_of_short_prompts_delays_a_long_one_by_less_than_the_bound(places: int) -> None:
+    """Shortest first starves without aging: short ones never end here, and fill the worker by themselves."""
+    scheduler = scheduler_of(capacity=256, keep=0, max_active=places, max_queued=8)
+    long, most, computed, seed = work_of(90, limit=90, seed=1), places + 8, 0, 1
+    scheduler.submit(long)
+    while long.state is not State.GONE:
+        while len(scheduler.waiting) < 8 and len(scheduler.waiting) + scheduler.active < most:
+            seed += 1
+            scheduler.submit(work_of(12, limit=12, seed=seed))
+        turns = step(scheduler).turns
+        computed += sum(turn.end - turn.start for turn in turns if turn.work is not long)
+        assert computed < (1 / AGING + most) * long.known
+    assert computed > long.known / AGING / 2  # passed it was
 
 
 def test_last_comer_gives_way_and_the_first_never_does() -> None:
@@ -111,7 +133,7 @@ def test_last_comer_gives_way_and_the_first_never_does() -> None:
     scheduler = scheduler_of(capacity=8, keep=0)
     works = [work_of(8, limit=24, seed=i) for i in range(3)]
     for work in works:
-        scheduler.submit(work, 0)
+        scheduler.submit(work)
     preempted = 0
     while works[0].state is not State.GONE:
         active = sorted(scheduler.works(), key=lambda work: work.order)
@@ -128,7 +150,7 @@ def test_last_comer_gives_way_and_the_first_never_does() -> None:
 def test_cancelled_amid_a_pass_keeps_its_blocks_until_the_pass_is_done() -> None:
     """The pass writes to them; the next plan knows the work no more."""
     scheduler = scheduler_of()
-    scheduler.submit(work := work_of(10), 0)
+    scheduler.submit(work := work_of(10))
     step(scheduler)
     plan = scheduler.plan(0)
     assert scheduler.leave(work)
@@ -144,9 +166,9 @@ def test_cancelled_amid_a_pass_keeps_its_blocks_until_the_pass_is_done() -> None
 def test_deadline_of_who_waits_is_kept() -> None:
     """A request that can't be begun in time is told so; one that has begun goes on."""
     scheduler = scheduler_of(max_active=1)
-    scheduler.submit(begun := work_of(10, deadline_ns=5), 0)
+    scheduler.submit(begun := work_of(10, deadline_ns=5))
     step(scheduler)
-    scheduler.submit(late := work_of(10, deadline_ns=5), 0)
+    scheduler.submit(late := work_of(10, deadline_ns=5))
     assert step(scheduler, 4).expired == []
     assert step(scheduler, 5).expired == [late]
     assert (begun.state, late.state) == (State.READY, State.GONE)
@@ -156,11 +178,11 @@ def test_bounds_are_told() -> None:
     """More than may wait, or more than there is: both at once, with the reason."""
     scheduler = scheduler_of(capacity=8, max_active=2, max_queued=1)
     for _ in range(3):
-        scheduler.submit(work_of(4, limit=4), 0)
+        scheduler.submit(work_of(4, limit=4))
     with pytest.raises(OverloadedError, match="0 requests are active and 3 wait"):
-        scheduler.submit(work_of(4, limit=4), 0)
+        scheduler.submit(work_of(4, limit=4))
     with pytest.raises(ConfigError, match="raise --kv-memory"):
-        scheduler.submit(work_of(4, limit=33), 0)
+        scheduler.submit(work_of(4, limit=33))
     with pytest.raises(ConfigError, match="at least one active"):
         scheduler_of(max_active=0)
 
@@ -175,7 +197,7 @@ def test_everybody_gets_through_whatever_the_room(seed: int) -> None:
     waiting, holds = list(works), list[tuple[int, list[int]]]()
     for tick in range(20000):
         if waiting and len(scheduler.waiting) < 10:
-            scheduler.submit(waiting.pop(), tick)
+            scheduler.submit(waiting.pop())
         there = [work for work in works if work.state in (State.READY, State.WAITING) and work.order]
         if there and rng.random() < 0.01 and scheduler.leave(rng.choice(there)):
             scheduler.retired()

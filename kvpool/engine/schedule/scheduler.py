@@ -6,7 +6,8 @@ Theory. The engine asks for a `Plan` before each pass:
     admit       as long as there is a place, and blocks for all the tokens the next one (`waiting.py`) has now, and some to spare
     preempt     when a sequence needs a block and there is none, the one that came last gives its blocks back and waits again, in front
     turns       every sequence that decodes gets one token (continuous batching); besides, prompts get up to `chunk_tokens` tokens,
-                in order of arrival, in pieces cut at absolute multiples of `chunk_tokens`; one whose KV still comes has a pass to itself
+                the one with the least left first, but for what others have waited (`kvpool.policy.order`), in pieces cut at absolute
+                multiples of `chunk_tokens`; one whose KV still comes has a pass to itself
 
 A preempted sequence loses nothing but time: its finished blocks went to the pool as they were finished, and stay named here until others
 need the room; when it comes again, it gathers what is quicker to load than to compute. The sequence that came first is never preempted for
@@ -22,6 +23,7 @@ from kvpool.engine.paged.blocks import BlockManager, Copy
 from kvpool.engine.schedule.waiting import Waiting
 from kvpool.engine.schedule.work import State, Turn, Work
 from kvpool.errors import ConfigError, LocalError, UnavailableError
+from kvpool.policy.order import place
 
 
 class OverloadedError(UnavailableError):
@@ -53,7 +55,7 @@ class Scheduler:
         self.preemptions = 0
         self._active: dict[Work, None] = {}  # in order of admission
         self._retiring = 0
-        self._orders = 0
+        self._orders = self._computed = 0
         self._running: Sequence[Turn] = ()
         self._lone_next = False
 
@@ -62,7 +64,7 @@ class Scheduler:
         """Places taken: by works that have blocks, and by those that are gone but not over yet."""
         return len(self._active) + self._retiring
 
-    def submit(self, work: Work, now_ns: int) -> None:
+    def submit(self, work: Work) -> None:
         """`work` wants to be served. Raises `OverloadedError` when too many wait, `ConfigError` when it can't ever fit."""
         manager = self.manager
         if manager.blocks_of(work.limit) > manager.capacity:
@@ -73,7 +75,7 @@ class Scheduler:
         if len(self.waiting) >= self.max_queued + max(0, self.max_active - self.active):
             raise OverloadedError(f"{self.active} requests are active and {len(self.waiting)} wait; try again later or add workers")
         self._orders += 1
-        work.order, work.since_ns, work.state = self._orders, now_ns, State.WAITING
+        work.order, work.before, work.state = self._orders, self._computed, State.WAITING
         self.waiting.add(work)
 
     def plan(self, now_ns: int) -> Plan:
@@ -84,17 +86,17 @@ class Scheduler:
         for work in self.waiting.expired(now_ns):
             self.leave(work)
             plan.expired.append(work)
-        self._admit(plan, now_ns)
+        self._admit(plan)
         ready = sorted((work for work in self._active if work.state is State.READY and not work.paused), key=lambda work: work.order)
         ready = self._together(ready)
         for work in (work for work in ready if work.pending == 1):
-            self._turn(plan, work, work.known, now_ns)
+            self._turn(plan, work, work.known)
         budget = self.chunk_tokens
-        for work in (work for work in ready if work.pending > 1):
+        for work in sorted((work for work in ready if work.pending > 1), key=_place):
             end = min(work.known, (work.table.tokens // self.chunk_tokens + 1) * self.chunk_tokens)
             if end - work.table.tokens <= budget:
                 budget -= end - work.table.tokens
-                self._turn(plan, work, end, now_ns)
+                self._turn(plan, work, end)
         self._running = plan.turns
         for turn in plan.turns:
             turn.work.running = True
@@ -110,6 +112,7 @@ class Scheduler:
         """The pass has run: those of its turns whose work is still there. Their tokens have KV now."""
         turns = self.dropped()
         for turn in turns:
+            self._computed += turn.end - turn.start if turn.work.pending > 1 else 0
             self.manager.advance(turn.work.table, turn.end)
         return turns
 
@@ -147,7 +150,7 @@ class Scheduler:
 
     def _together(self, ready: list[Work]) -> list[Work]:
         """Those of `ready` that may share a pass: one that must be alone, or all others, in turns."""
-        lone = next((work for work in ready if work.alone), None)
+        lone = min((work for work in ready if work.alone), key=_place, default=None)
         others = [work for work in ready if not work.alone]
         if lone is not None and (not others or self._lone_next):
             self._lone_next = False
@@ -155,12 +158,11 @@ class Scheduler:
         self._lone_next = lone is not None
         return others
 
-    def _admit(self, plan: Plan, now_ns: int) -> None:
-        while self.active < self.max_active and (work := self.waiting.next(now_ns, self._at_hand)) is not None:
+    def _admit(self, plan: Plan) -> None:
+        while self.active < self.max_active and (work := self.waiting.next(self._at_hand)) is not None:
             if not self._open(plan, work):
                 return
             self.waiting.remove(work)
-            self.waiting.overtaken(work)
             self._active[work] = None
             work.state = State.LOADING
             plan.admitted.append(work)
@@ -182,7 +184,7 @@ class Scheduler:
         plan.copies += copies
         return True
 
-    def _turn(self, plan: Plan, work: Work, end: int, now_ns: int) -> None:
+    def _turn(self, plan: Plan, work: Work, end: int) -> None:
         """Let `work` compute up to `end`, if need be at the cost of those that came last (or not at all)."""
         while work.state is State.READY:
             copies = self.manager.grow(work.table, end)
@@ -192,14 +194,17 @@ class Scheduler:
                 return
             taken = {turn.work for turn in plan.turns}
             others = [other for other in self._active if other.state is State.READY and other not in taken]
-            self._preempt(plan, max(others, key=lambda other: other.order), now_ns)
+            self._preempt(plan, max(others, key=lambda other: other.order))
 
-    def _preempt(self, plan: Plan, work: Work, now_ns: int) -> None:
+    def _preempt(self, plan: Plan, work: Work) -> None:
         self.manager.close(work.table)
         del self._active[work]
         work.state, work.usable = State.WAITING, work.known - 1
         work.preempted += 1
-        work.since_ns = now_ns
         self.preemptions += 1
         self.waiting.add(work)
         plan.preempted.append(work)
+
+
+def _place(work: Work) -> tuple[float, int]:
+    return place(work.pending, work.before), work.order

@@ -1,19 +1,14 @@
-"""Who waits, and who comes next: the longest prefix that is here already, but nobody is passed over for long.
+"""Who waits, and who comes next: whoever has the least to compute, but nobody is passed over for ever.
 
-Theory. Whoever finds much of its prompt in the worker costs little and should come while it is still there; so of those that wait the one
-with the most tokens at hand comes first (cache-aware order; SGLang calls it longest prefix match). To be fair, each time a later one
-comes first those before it count it, and whoever was passed over `MAX_PASSED` times, or was preempted, or has waited `PATIENCE_NS`,
-comes in order of arrival before all others. Only the first `WINDOW` that wait are compared.
+Theory. Whoever finds much of its prompt in the worker costs little and should come while it is still there. So the order is that of
+`kvpool.policy.order`, in which tokens that are at hand are no work: cache-aware order is a part of it. Whoever was preempted comes before
+all others, in order of arrival.
 """
 
 from collections.abc import Callable, Iterator
 
 from kvpool.engine.schedule.work import Work
-from kvpool.units import SECOND
-
-MAX_PASSED = 8
-PATIENCE_NS = 2 * SECOND
-WINDOW = 32
+from kvpool.policy.order import place
 
 
 class Waiting:
@@ -36,25 +31,16 @@ class Waiting:
         self._works.insert(at, work)
 
     def remove(self, work: Work) -> None:
-        """`work`, which waits, does so no more; those before it that it overtakes count it."""
-        at = self._works.index(work)
-        del self._works[at]
-
-    def overtaken(self, work: Work) -> None:
-        """`work` is admitted: those that came before it were passed over."""
-        for other in self._works:
-            if other.order > work.order:
-                return
-            other.passed_over += 1
+        """`work`, which waits, does so no more."""
+        self._works.remove(work)
 
     def expired(self, now_ns: int) -> list[Work]:
         """Those whose deadline has passed."""
         return [work for work in self._works if work.deadline_ns <= now_ns]
 
-    def next(self, now_ns: int, at_hand: Callable[[Work], int]) -> Work | None:
+    def next(self, at_hand: Callable[[Work], int]) -> Work | None:
         """Who comes next; `at_hand` says how many of a work's tokens need no computing."""
-        for work in self._works:
-            if work.preempted or work.passed_over >= MAX_PASSED or now_ns - work.since_ns >= PATIENCE_NS:
-                return work
-        window = self._works[:WINDOW]
-        return max(window, key=lambda work: (at_hand(work), -work.order)) if window else None
+        preempted = next((work for work in self._works if work.preempted), None)
+        if preempted is not None or not self._works:
+            return preempted
+        return min(self._works, key=lambda work: (place(work.known - at_hand(work), work.before), work.order))

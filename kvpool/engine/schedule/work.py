@@ -27,8 +27,8 @@ class Work:
     """`known` tokens so far (prompt and generated), of which all want KV; it may come to `limit` tokens.
 
     `keys`: of the blocks that somebody may have, the last possibly partial. At most `usable` tokens are taken from others: at least the
-    last one is computed, since its scores choose the next. `paused`: its reader is far behind. `alone`: its next pass may have
-    to wait, so nobody else takes part.
+    last one is computed, since its scores choose the next. `before`: tokens of prompts that were computed here before it came. `paused`:
+    its reader is far behind. `alone`: its next pass may have to wait, so nobody else takes part.
     """
 
     keys: Sequence[BlockKey]
@@ -37,8 +37,7 @@ class Work:
     limit: int
     deadline_ns: int = NEVER_NS
     order: int = 0
-    passed_over: int = 0
-    since_ns: int = 0
+    before: int = 0
     state: State = State.WAITING
     table: Table = field(default_factory=lambda: Table(closed=True))
     running: bool = False
