@@ -6,10 +6,10 @@ that find much come early. A stream of short prompts would starve a long one, th
 
     place = left + AGING x computed before it came
 
-A prompt with L tokens left is passed only by those that come before the worker has computed L / `AGING` tokens more, and only while they have
-less left than L themselves; whoever comes later has a higher place, however short it is. So with n prompts on a worker at most, later
-ones delay it by less than (1 / `AGING` + n) x L tokens. Age is counted in work and not in time: that needs no clock and no speed,
-and while nothing is computed nobody is passed.
+A prompt with L tokens left is passed only by those that come before the worker has computed L / `AGING` tokens more, and only while
+they have less left than L themselves; whoever comes later has a higher place, however short it is. So with n prompts on a worker at
+most, later ones delay it by less than (1 / `AGING` + n) x L tokens. Age is counted in work and not in time: that needs no clock and
+no speed, and while nothing is computed nobody is passed.
 
 The engine's scheduler, the simulated nodes and the router's estimate of a worker's queue all take it from here.
 """
