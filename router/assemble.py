@@ -12,16 +12,15 @@ from kvpool.errors import ConfigError
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
 from kvpool.policy.routing.names import OURS, make_policy
-from kvpool.wire.events_client import EventsRpc
 from kvpool.wire.guard import OPEN, Guard
 from router.access import Access
 from router.app import build_app
 from router.choose import Chooser
 from router.decisions import Decisions
 from router.dispatch import Dispatcher
-from router.feeds import MemberFeeds
+from router.feeds import Feeds
 from router.fleet import ClusterView, Fleet
-from router.holdings import Holdings
+from router.holdings import Holdings, Index
 from router.metrics import Metrics
 from router.probe import GuardedProbe, PoolProbe
 from router.queue.entrance import Entrance
@@ -45,16 +44,16 @@ def build_dispatcher(
     policy: str = OURS,
     seed: int = 0,
     lease: Callable[[Member], LeasePort] | None = None,
-    events: Callable[[Member], EventsRpc] | None = None,
+    feed: Callable[[ClusterView, Index], Feeds] | None = None,
 ) -> Dispatcher:
     """What carries jobs for the model called `model`, not yet following the cluster.
 
     `policy` is a name of `kvpool.policy.routing.names`, `seed` for those that draw. `lease` connects to pool nodes for what is fetched for
-    those who wait (None: nothing is). `events` connects to what members tell of their blocks (None: the pool is
-    asked instead). Raises `ConfigError`: no such policy.
+    those who wait (None: nothing is). `feed` makes what fills the index with what the view's members tell of their blocks (None: nothing
+    does, the pool is asked instead). Raises `ConfigError`: no such policy.
     """
     index = PrefixIndex[WorkerRef](limits.index_blocks)
-    feeds = MemberFeeds(view, index, events) if events is not None else None
+    feeds = feed(view, index) if feed is not None else None
     holdings = Holdings(index, view, GuardedProbe(probe, clock, limits.pool_timeout_s), feeds)
     fleet = Fleet(view, connect, model, clock, lambda ref: chooser.forget(ref), limits)
     chooser = Chooser(
@@ -92,7 +91,7 @@ def build_router(
     policy: str = OURS,
     seed: int = 0,
     lease: Callable[[Member], LeasePort] | None = None,
-    events: Callable[[Member], EventsRpc] | None = None,
+    feed: Callable[[ClusterView, Index], Feeds] | None = None,
 ) -> Services:
     """The parts of one router, not yet following the cluster. As for `build_dispatcher`."""
     decisions = Decisions(clock)
@@ -107,7 +106,7 @@ def build_router(
         policy=policy,
         seed=seed,
         lease=lease,
-        events=events,
+        feed=feed,
     )
     return Services(
         model=model,

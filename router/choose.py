@@ -87,7 +87,8 @@ class Chooser:
     def answered(self, chosen: Chosen, sources: TokenSources, times: StageTimes) -> None:
         """Its first event says how it came about. What can't be true teaches nothing."""
         candidate, prompt = chosen.scored.candidate, chosen.ask.prompt_tokens
-        self._holdings.proved(chosen.worker, candidate.resident_tokens, sources.resident)
+        if sources.cached or sources.computed:  # an engine that says neither has proved nothing
+            self._holdings.proved(chosen.worker, candidate.resident_tokens, sources.resident)
         loads: tuple[Load, ...] = ()
         if candidate.pool and sources.pool and len({source[:2] for source in candidate.pool}) == 1:
             loads = (Load(candidate.pool[0].tier, candidate.pool[0].near, sources.pool, times.load_ns),)

@@ -229,6 +229,8 @@ class _Run:
                 elif isinstance(event, Finished):
                     call.complete = True
                     trace.reason = event.reason
+                    if event.account is not None:
+                        self._account(chosen, event.account)
                     self._holdings.learn(worker, self._need, trace.generated)
                     return
         if self._completed() is None:
@@ -246,6 +248,14 @@ class _Run:
             pool = min(event.sources.pool, prompt - resident)
             trace.sources = TokenSources(resident=resident, pool=pool, computed=prompt - resident - pool)
             trace.times = event.times
+
+    def _account(self, chosen: Chosen, event: Started) -> None:
+        """A worker that counts only at the end says where the KV came from."""
+        trace = self._trace
+        self._chooser.answered(chosen, event.sources, event.times)
+        trace.decode_sources, trace.decode_times = event.sources, event.times
+        if trace.prefill_worker is None and not trace.retries:
+            trace.sources, trace.times = event.sources, event.times
 
     def _take(self, event: FirstToken | TokenOut, worker: Worker | None = None) -> int:
         if self._job.sampling.logprobs is not None:

@@ -12,7 +12,7 @@ from kvpool.policy.placement import NodeState
 from kvpool.policy.prefix import Match, PrefixIndex, Reach
 from kvpool.policy.routing import Source, Tier, WorkerRef
 from kvpool.request.events import BESIDE
-from router.feeds import MemberFeeds
+from router.feeds import Feeds
 from router.need import Need
 from router.pool import PoolView, placed_nodes
 from router.probe import GuardedProbe
@@ -25,7 +25,7 @@ Index = PrefixIndex[WorkerRef]
 class Holdings:
     """What is known of who holds what."""
 
-    def __init__(self, index: Index, view: PoolView, probe: GuardedProbe, feeds: MemberFeeds | None) -> None:
+    def __init__(self, index: Index, view: PoolView, probe: GuardedProbe, feeds: Feeds | None) -> None:
         """`feeds` fill the index; without them the pool is always asked."""
         self.index = index
         self._view = view
@@ -37,6 +37,10 @@ class Holdings:
     def complete(self) -> bool:
         """Whether the index has the blocks of all live nodes."""
         return self._feeds is not None and self._feeds.complete()
+
+    def counts(self) -> dict[str, int]:
+        """What the feeds count."""
+        return {} if self._feeds is None else self._feeds.counts()
 
     def start(self) -> None:
         """Follow what members tell from now on; call on the event loop."""
@@ -81,7 +85,9 @@ class Holdings:
         return Seen(self.index.match(need.keys(worker)), self._nodes())
 
     def learn(self, worker: Worker, need: Need, generated: list[int] | None = None) -> None:
-        """`worker` holds the prompt, and the answer if it is given: it has just worked with it."""
+        """`worker` holds the prompt, and the answer if it is given: it has just worked with it. One that tells says so itself."""
+        if self._feeds is not None and self._feeds.tells(worker.ref):
+            return
         keys = need.keys(worker) if generated is None else need.keys_with(worker, generated)
         if keys:
             self.index.stored(worker.ref, keys, BESIDE)

@@ -6,10 +6,12 @@ import logging
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,17 @@ from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_client import PoolRpc
 from kvpool.wire.worker_client import WorkerClient
 from router.assemble import application, build_router
-from router.feeds import dial
+from router.feeds import MemberFeeds, dial
 from router.pool import NodesProbe
+from router.probe import NoPool
 from router.replicas.peers import LOADS_INFO
 from router.replicas.service import Replicas
 from router.server import BACKLOG, Server, ServerTls
+from router.services import Services
 from router.settings import Limits
+from router.stock.feeds import EngineFeeds
+from router.stock.place import EnginePlace
+from router.stock.roster import EngineRoster
 from router.text.model import TextModel
 
 log = logging.getLogger("router")
@@ -40,11 +47,13 @@ log = logging.getLogger("router")
 _CONVERT_LIMIT_NS = 600 * SECOND
 _JOIN_RETRY_S = 0.5
 _DEFAULTS = Limits()
+_ALONE = "memory://router"
+"""The cluster of a router that uses stock engines and has no peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How to serve. `advertise` is the host others reach this router at."""
+    """How to serve. `advertise` is the host others reach this router at; `engines`: stock ones, instead of the cluster's workers."""
 
     cluster: str
     host: str
@@ -57,6 +66,7 @@ class Config:
     guard: Guard = OPEN
     client_ca: Path | None = None
     record: Path | None = None
+    engines: tuple[EnginePlace, ...] = ()
 
 
 async def serve(config: Config, model: TextModel) -> None:
@@ -64,19 +74,7 @@ async def serve(config: Config, model: TextModel) -> None:
     async with contextlib.AsyncExitStack() as stack:
         bound = stack.enter_context(_bind(config.host, config.port))
         membership = stack.enter_context(await asyncio.to_thread(open_membership, config.cluster))
-        services = build_router(
-            model=model,
-            view=membership,
-            connect=lambda address: WorkerClient(address, config.guard.security),
-            probe=NodesProbe(membership, lambda address: PoolRpc(address, security=config.guard.security)),
-            limits=config.limits,
-            clock=MonotonicClock(),
-            guard=config.guard,
-            policy=config.policy,
-            seed=secrets.randbits(32),
-            events=dial(config.guard.security),
-            lease=lambda node: PoolRpc(node.address, NodeIdentity(node.id, node.incarnation), config.guard.security),
-        )
+        services = _services(config, model, membership, stack)
         await stack.enter_async_context(services.recorder.written(config.record, model.name, services.clock.now_ns()))
         replicas = Replicas(membership, services.dispatcher.fleet, config.guard, MonotonicClock())
         services.metrics.routers_heard.set_function(lambda: replicas.heard)
@@ -96,6 +94,33 @@ async def serve(config: Config, model: TextModel) -> None:
             await asyncio.wait({joining})
             await replicas.close()
             await asyncio.to_thread(membership.close)
+
+
+def _services(config: Config, model: TextModel, membership: Membership, stack: contextlib.AsyncExitStack) -> Services:
+    """Over the cluster's workers and nodes, or over stock engines."""
+    security = config.guard.security
+    build = partial(
+        build_router,
+        model=model,
+        limits=config.limits,
+        clock=MonotonicClock(),
+        guard=config.guard,
+        policy=config.policy,
+        seed=secrets.randbits(32),
+    )
+    if config.engines:
+        context = ssl.create_default_context(cafile=security.tls_ca)
+        roster = EngineRoster(config.engines, model.name, MonotonicClock(), context)
+        roster.start()
+        stack.push_async_callback(roster.close)
+        return build(view=roster, connect=roster.connect, probe=NoPool(), feed=EngineFeeds)
+    return build(
+        view=membership,
+        connect=lambda address: WorkerClient(address, security),
+        probe=NodesProbe(membership, lambda address: PoolRpc(address, security=security)),
+        feed=lambda view, index: MemberFeeds(view, index, dial(security)),
+        lease=lambda node: PoolRpc(node.address, NodeIdentity(node.id, node.incarnation), security),
+    )
 
 
 async def _join(server: Server, membership: Membership, host: str, port: int, scheme: str, loads: str) -> None:
@@ -133,7 +158,10 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @click.command()
-@click.option("--cluster", envvar="KVPOOL_CLUSTER", required=True, help="Cluster URL, for example redis://127.0.0.1:6379/0.")
+@click.option("--cluster", envvar="KVPOOL_CLUSTER", help="Cluster URL, for example redis://127.0.0.1:6379/0. With --engine: of routers.")
+@click.option(
+    "--engine", "engines", multiple=True, help="A stock vLLM server to use as a worker, http://host:port (docs/stock-engines.md)."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
 @click.option("--advertise", default=None, help="Host at which others reach this router; --host by default (127.0.0.1 for a wildcard).")
@@ -163,28 +191,15 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--https-client-ca", default=None, type=click.Path(path_type=Path), help="Serve only HTTPS clients with a certificate by it.")
 @http_guard_options
 def main(
-    cluster: str,
+    cluster: str | None,
+    engines: tuple[str, ...],
     host: str,
     port: int,
     advertise: str | None,
     peer_port: int,
     model: str,
     served_model_name: str | None,
-    request_timeout: float,
-    stall_timeout: float,
-    max_in_flight: int,
-    max_body: str,
     policy: str,
-    max_queued: int,
-    prefill_slots: int,
-    decode_slots: int,
-    direct_tokens: int,
-    follow_tokens: int,
-    follow_timeout: float,
-    prefetch_tokens: int,
-    slo_ttft: float,
-    slo_tpot: float,
-    key_rate: float,
     drain_timeout: int,
     log_level: str,
     https_client_ca: Path | None,
@@ -194,27 +209,14 @@ def main(
     """Serve OpenAI's API for one model of a kvpool cluster."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        limits = Limits(
-            request_timeout_s=request_timeout,
-            stall_timeout_s=stall_timeout,
-            max_in_flight=max_in_flight,
-            max_body_bytes=parse_size(max_body),
-            max_queued=max_queued,
-            prefill_slots=prefill_slots,
-            decode_slots=decode_slots,
-            direct_tokens=direct_tokens,
-            follow_tokens=follow_tokens,
-            follow_timeout_s=follow_timeout,
-            prefetch_tokens=prefetch_tokens,
-            slo_ttft_s=slo_ttft,
-            slo_tpot_s=slo_tpot,
-            key_requests_per_s=key_rate,
-        )
+        if cluster is None and not engines:
+            raise ConfigError("whose workers? give --cluster, or --engine for each stock engine")
+        limits, places = _limits(flags), tuple(EnginePlace.parse(engine) for engine in engines)
         directory = resolve_model(model, deadline_ns=time.monotonic_ns() + _CONVERT_LIMIT_NS)
         text = TextModel.load(directory, served_model_name or default_name(model))
         where = advertise or (host if host not in ("0.0.0.0", "::") else "127.0.0.1")
         config = Config(
-            cluster=cluster,
+            cluster=cluster or _ALONE,
             host=host,
             port=port,
             advertise=where,
@@ -225,10 +227,31 @@ def main(
             guard=Guard.open(flags),
             client_ca=https_client_ca,
             record=record,
+            engines=places,
         )
         _run(config, text)
     except KvpoolError as error:
         sys.exit(f"router: {error}")
+
+
+def _limits(flags: dict[str, Any]) -> Limits:
+    """From the flags that set one."""
+    return Limits(
+        request_timeout_s=flags["request_timeout"],
+        stall_timeout_s=flags["stall_timeout"],
+        max_in_flight=flags["max_in_flight"],
+        max_body_bytes=parse_size(flags["max_body"]),
+        max_queued=flags["max_queued"],
+        prefill_slots=flags["prefill_slots"],
+        decode_slots=flags["decode_slots"],
+        direct_tokens=flags["direct_tokens"],
+        follow_tokens=flags["follow_tokens"],
+        follow_timeout_s=flags["follow_timeout"],
+        prefetch_tokens=flags["prefetch_tokens"],
+        slo_ttft_s=flags["slo_ttft"],
+        slo_tpot_s=flags["slo_tpot"],
+        key_requests_per_s=flags["key_rate"],
+    )
 
 
 def default_name(model: str) -> str:

@@ -102,6 +102,9 @@ class _Inside(Collector):
         fetch = entrance.prefetcher.counts
         fetched = {"waits": fetch.waits, "blocks": fetch.blocks, "failed": fetch.failed, "skipped": fetch.skipped}
         yield _counters("prefetch", "What was fetched for requests in line", "what", fetched)
+        yield _counters(
+            "feed_events", "What came by the feeds of the index, and what went wrong", "what", self._dispatcher.holdings.counts()
+        )
         choices = CounterMetricFamily(_NAME + "choices", "Choices of a worker, by what decided", labels=["policy", "role", "by"])
         for (role, why), count in sorted(chooser.chosen.items()):
             choices.add_metric([chooser.policy, role, why], count)

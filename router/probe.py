@@ -31,6 +31,17 @@ class PoolProbe(Protocol):
         ...
 
 
+class NoPool:
+    """A `PoolProbe` where there is no pool."""
+
+    async def longest_prefix(self, keys: Sequence[BlockKey], block_tokens: int, timeout_s: float) -> int:
+        """Nothing is held."""
+        return 0
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
 class GuardedProbe:
     """A probe that never raises and, after a failure, rests for five seconds instead of costing every request its time limit."""
 

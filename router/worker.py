@@ -141,7 +141,12 @@ class Worker:
         """The root of the keys of `scope`'s blocks in this worker. Unknown to a worker that doesn't say: one that nobody else has."""
         if not scope.salt:
             return self.root
-        return salted_root(self.said.fields, scope.salt) if self.said.fields else hashlib.sha256(self.root + scope.salt).digest()
+        return salted_root(self.said.fields, scope.salt) if self.said.fields else scoped_root(self.root, scope.salt)
+
+
+def scoped_root(root: bytes, salt: bytes) -> bytes:
+    """The root of the keys of a scope with `salt` in a worker that doesn't say how it makes them: one that nobody else has."""
+    return hashlib.sha256(root + salt).digest()
 
 
 class Place:

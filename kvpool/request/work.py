@@ -123,9 +123,10 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The last event of a decode."""
+    """The last event of a decode. `account`: what `Started` left open (no sources at all), from a worker that counts only at the end."""
 
     reason: FinishReason
+    account: Started | None = None
 
 
 DecodeEvent = Started | TokenOut | Finished

@@ -51,6 +51,30 @@ def dial(security: Security = PLAIN) -> Callable[[Member], EventsRpc]:
     return connect
 
 
+class Feeds(Protocol):
+    """What fills an index for as long as it runs."""
+
+    def start(self) -> None:
+        """From now on; call on the event loop."""
+        ...
+
+    async def close(self) -> None:
+        """No more; what is in the index stays there."""
+        ...
+
+    def complete(self) -> bool:
+        """Whether the index has all that the pool holds."""
+        ...
+
+    def tells(self, holder: WorkerRef) -> bool:
+        """Whether the index has just what `holder` holds, by its own word: there is nothing to guess."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """What came and what went wrong since the start, by name."""
+        ...
+
+
 class IndexFeed(Feed):
     """A member's place in its stream; what it says goes into the index under `holder`."""
 
@@ -146,6 +170,10 @@ class MemberFeeds:
         """Whether `holder`'s blocks are in the index by its own word, and it can be heard."""
         feed = self._feeds.get(holder)
         return feed is not None and feed.complete and holder not in self._failing
+
+    def counts(self) -> dict[str, int]:
+        """`failures`."""
+        return {"failures": self.failures}
 
     def failing(self) -> dict[WorkerRef, str]:
         """Who can't be heard now, and why."""

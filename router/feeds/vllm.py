@@ -12,7 +12,7 @@ and counted. Messages wait in the socket (`WAITING` of them), then at the engine
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from kvpool.errors import ConfigError
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
 from router.feeds.vllm_order import Order, Place
-from router.feeds.vllm_state import VllmBlocks, VllmCounts
+from router.feeds.vllm_state import VllmBlocks, VllmCounts, unknown_salt
 from router.feeds.vllm_wire import MalformedError, read_batch
 
 log = logging.getLogger("router.feeds")
@@ -46,7 +46,8 @@ class VllmFeed:
 
     `endpoint`: where the engine publishes (tcp://host:port, ipc://path), `replay_endpoint`: where it replays; `topic`: what its messages
     begin with. `root` and `block_tokens`: of our keys for its model; its blocks must be whole blocks of ours. `adapters`: roots by name
-    of LoRA adapters. Of a data-parallel engine each rank is a feed of its own (port + rank).
+    of LoRA adapters, `salts`: the root for a request's `cache_salt`, None for one that isn't ours. Of a data-parallel engine each rank is
+    a feed of its own (port + rank).
 
     `replay_s`: how long the engine may take for each message of a replay; replays are at least `replay_pause_s` apart. After `silence_s`
     without a message it is asked whether it is still the same. Raises `ConfigError`.
@@ -63,6 +64,7 @@ class VllmFeed:
         root: bytes,
         block_tokens: int,
         adapters: Mapping[str, bytes] | None = None,
+        salts: Callable[[str], bytes | None] = unknown_salt,
         replay_s: float = 5.0,
         silence_s: float = 5.0,
         replay_pause_s: float = 0.2,
@@ -79,7 +81,7 @@ class VllmFeed:
         self.counts = VllmCounts()
         self.complete = False
         """Whether the engine has replayed what it remembers; true from the start on without a replay endpoint."""
-        self._blocks = VllmBlocks(index, holder, root, block_tokens, adapters or {}, self.counts)
+        self._blocks = VllmBlocks(index, holder, root, block_tokens, adapters or {}, self.counts, salts=salts)
         self._index = index
         self._order = Order()
         self._endpoint, self._replay_endpoint, self._topic = endpoint, replay_endpoint, topic.encode()

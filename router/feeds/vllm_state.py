@@ -10,7 +10,7 @@ Names outlive what they name for a while: a block that went is often stored agai
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,8 +57,15 @@ class VllmCounts:
     replay_failures: int = 0
 
 
+def unknown_salt(salt: str) -> None:
+    """No salt has a root."""
+
+
 class VllmBlocks:
-    """The blocks of the engine `holder`. `root` and `block_tokens`: our namespace's; `adapters`: the root for each adapter by name."""
+    """The blocks of the engine `holder`. `root` and `block_tokens`: our namespace's; `adapters`: the root for each adapter by name.
+
+    `salts`: the root for a `cache_salt` that the engine was given; None for one that isn't ours.
+    """
 
     def __init__(
         self,
@@ -69,6 +76,7 @@ class VllmBlocks:
         adapters: Mapping[str, bytes],
         counts: VllmCounts,
         *,
+        salts: Callable[[str], bytes | None] = unknown_salt,
         max_blocks: int = HOLDER_KEYS,
     ) -> None:
         self._index = index
@@ -76,6 +84,7 @@ class VllmBlocks:
         self._root = root
         self._size = block_tokens
         self._adapters = adapters
+        self._salts = salts
         self._counts = counts
         self._max_blocks = max_blocks
         self._held: dict[BlockHash, tuple[list[BlockKey], int]] = {}  # keys, and bits of the tiers it is on
@@ -126,9 +135,10 @@ class VllmBlocks:
                     self._counts.orphans += 1
             return
         before = self._keys(event.parent) if event.parent is not None else []
-        root = self._adapters.get(event.lora) if event.lora else self._root
+        salt = _salt(event)
+        root = self._adapters.get(event.lora) if event.lora else self._salts(salt) if salt else self._root
         clean = count if root is not None and event.block_size % self._size == 0 else 0
-        clean = min(clean, _plain(event.extra, event.lora, count))
+        clean = min(clean, _plain((None, *event.extra[1:]) if salt else event.extra, event.lora, count))
         self._counts.unmapped += count - clean
         if before is None or root is None or not clean:
             self._counts.orphans += clean
@@ -159,7 +169,9 @@ class VllmBlocks:
             return
         tier = _TIERS.get(event.medium, BELOW)
         for name in event.hashes:
-            if name in self._held:
+            if keys := self._past.get(name):
+                self._index.removed(self._holder, keys, tier)  # known by what a request showed, after all was forgotten
+            elif name in self._held:
                 keys, bits = self._held[name]
                 self._index.removed(self._holder, keys, tier)
                 self._counts.removed += 1
@@ -177,6 +189,15 @@ class VllmBlocks:
         self._past[name] = keys
         if len(self._past) > MAX_PAST:
             self._past.popitem(last=False)
+
+
+def _salt(event: BlocksStored) -> str:
+    """What the hash of the first block of a prompt holds besides tokens, if that is one text and no adapter: bare, or after its kind."""
+    first = event.extra[0] if event.extra and event.parent is None and not event.lora else None
+    only = first[0] if isinstance(first, list) and len(first) == 1 else None
+    if isinstance(only, list) and len(only) == 2 and only[0] == "cache_salt":
+        only = only[1]
+    return only if isinstance(only, str) else ""
 
 
 def _plain(extra: Sequence[Any], lora: str, count: int) -> int:

@@ -3,16 +3,20 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from kvpool.clock import MonotonicClock
 from kvpool.wire.guard import OPEN, Guard
 from router.assemble import application, build_router
+from router.feeds import Feeds
+from router.fleet import ClusterView
+from router.holdings import Index
 from router.probe import PoolProbe
 from router.server import Server, ServerTls
 from router.services import Services
 from router.settings import Limits
+from router.stock.roster import EngineRoster
 from router.testing.cluster import ScriptedCluster
 from router.testing.pool import ScriptedPool
 from router.text.model import TextModel
@@ -29,12 +33,13 @@ class Running:
 @contextlib.asynccontextmanager
 async def serving(
     model: TextModel,
-    cluster: ScriptedCluster,
+    cluster: ScriptedCluster | EngineRoster,
     *,
     limits: Limits | None = None,
     probe: PoolProbe | None = None,
     guard: Guard = OPEN,
     direct: bool = False,
+    feed: Callable[[ClusterView, Index], Feeds] | None = None,
 ) -> AsyncIterator[Running]:
     """A router for the length of the block. Without `direct` every prompt, short as it may be, takes the long way by a prefill worker."""
     limits = limits or Limits()
@@ -46,6 +51,7 @@ async def serving(
         limits=limits if direct else replace(limits, direct_tokens=0),
         clock=MonotonicClock(),
         guard=guard,
+        feed=feed,
     )
     tls = ServerTls.of(guard.security)
     with socket.create_server(("127.0.0.1", 0)) as bound:

@@ -106,9 +106,13 @@ class StockEngine:
     async def restart(self) -> None:
         """Another life at the same addresses: it numbers from 0 and remembers nothing."""
         await self.stop()
+        self.begin_anew()
+        await self.start()
+
+    def begin_anew(self) -> None:
+        """Forget all, and number from 0."""
         self._sequence = 0
         self._buffer.clear()
-        await self.start()
 
     def pack(self, *events: Any) -> bytes:
         """A batch, made a moment after the one before."""

@@ -15,7 +15,7 @@ from router.testing.vllm import CLEARED, names_of, removed, stored
 from tests.router.feeds.captured import captured, revived
 
 ENGINE = WorkerRef("decode", "e" * 32, 1)
-ROOT, LORA_ROOT = b"\1" * 32, b"\2" * 32
+ROOT, LORA_ROOT, SALT_ROOT = b"\1" * 32, b"\2" * 32, b"\3" * 32
 TOKENS = list(range(1000, 1128))
 KEYS = chain_keys(ROOT, TOKENS, 16)
 
@@ -26,8 +26,8 @@ class Rig:
     def __init__(self, block_tokens: int = 16, max_blocks: int = 1000) -> None:
         self.index: PrefixIndex[WorkerRef] = PrefixIndex()
         self.counts = VllmCounts()
-        adapters = {"poet": LORA_ROOT}
-        self.blocks = VllmBlocks(self.index, ENGINE, ROOT, block_tokens, adapters, self.counts, max_blocks=max_blocks)
+        adapters, salts = {"poet": LORA_ROOT}, {"ours": SALT_ROOT}
+        self.blocks = VllmBlocks(self.index, ENGINE, ROOT, block_tokens, adapters, self.counts, salts=salts.get, max_blocks=max_blocks)
 
     def say(self, *events: Any) -> None:
         self.blocks.apply(read_batch(msgspec.msgpack.encode([1.0, list(events), 0])))
@@ -102,6 +102,29 @@ def test_blocks_that_depend_on_more_than_tokens_are_refused_from_there_on() -> N
     assert rig.counts.orphans == 1
     rig.say(stored(TOKENS, 16, salt="tenant", extra_keys=[["tenant"], *[None] * 7]))
     assert rig.counts.unmapped == 14
+
+
+@pytest.mark.parametrize("first", [["ours"], [["cache_salt", "ours"]]])
+def test_salt_that_is_ours_has_keys_of_its_own(first: list[Any]) -> None:
+    """Bare as engines spell it, or after its kind; what follows the first block is found by its parent."""
+    rig = Rig()
+    rig.say(stored(TOKENS[:48], 16, salt="ours", extra_keys=[first, None, None]))
+    rig.say(stored(TOKENS, 16, first=3, salt="ours"))
+    assert (rig.tiers(), rig.tiers(SALT_ROOT)) == ((0, 0, 0), (8, 0, 0))
+    other = ["theirs"] if len(first[0]) == 4 else [["cache_salt", "theirs"]]
+    rig.say(stored(TOKENS[:48], 16, salt="theirs", extra_keys=[other, None, None]))
+    assert (rig.counts.unmapped, rig.tiers()) == (3, (0, 0, 0))
+
+
+def test_block_that_a_request_showed_goes_by_its_old_name() -> None:
+    """All was forgotten, the engine still had it, a request found it there: then it is evicted."""
+    rig = Rig()
+    rig.say(stored(TOKENS, 16))
+    rig.blocks.reset()
+    rig.index.stored(ENGINE, KEYS, 2)
+    assert rig.tiers() == (8, 0, 0)
+    rig.say(removed(names_of(TOKENS, 16)[6:]))
+    assert rig.tiers() == (6, 0, 0)
 
 
 def test_block_behind_an_unknown_one_is_an_orphan_until_that_is_told() -> None:
