@@ -5,21 +5,23 @@ from collections.abc import Sequence
 import torch
 
 from kvpool.block import Geometry
+from kvpool.engine.device.place import make_store
+from kvpool.engine.device.streams import Device
 from kvpool.engine.paged.attention import Segment
-from kvpool.engine.paged.store import Bytes, KvStore
+from kvpool.engine.paged.store import Bytes
 from kvpool.errors import ConfigError
 
 
 class SequenceCache:
     """KV of up to `limit` tokens, of which `length` are valid; `capacity` of them are wanted at first. Not for two writers at a time."""
 
-    def __init__(self, geometry: Geometry, *, capacity: int, limit: int) -> None:
+    def __init__(self, geometry: Geometry, *, capacity: int, limit: int, device: Device | None = None) -> None:
         if not 1 <= capacity <= limit:
             raise ConfigError(f"a sequence's capacity must be between 1 and its limit of {limit} tokens, got {capacity}")
         self.geometry = geometry
         self.limit = limit
         self.length = 0
-        self.store = KvStore(geometry, -(-limit // geometry.block_tokens))
+        self.store = make_store(geometry, -(-limit // geometry.block_tokens), device)
 
     @property
     def data(self) -> torch.Tensor:

@@ -41,6 +41,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--block-tokens", default=16, show_default=True, type=click.IntRange(1, 512), help="Tokens per block."),
     click.option("--chunk-tokens", default=256, show_default=True, type=click.IntRange(1), help="Tokens per prefill pass."),
     click.option("--transport", default=AUTO, show_default=True, type=click.Choice((AUTO, *REACHES)), help="How blocks move."),
+    click.option("--device", default="cpu", show_default=True, help="What computes and keeps KV: cpu, cuda, cuda:0..."),
     click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Cores per pass of the model."),
     click.option("--max-active", default=64, show_default=True, type=click.IntRange(1), help="Requests served at once."),
     click.option("--max-queued", default=256, show_default=True, type=click.IntRange(0), help="Requests that may wait; more are refused."),
@@ -81,10 +82,11 @@ def command(role: Role) -> click.Command:
 
 
 def _run(config: WorkerConfig, directory: Path, **how: Any) -> None:
+    from kvpool.engine.device.streams import open_device
     from kvpool.engine.model import load_model
     from kvpool.engine.worker import serve
 
-    asyncio.run(serve(config, load_model(directory, **how)))
+    asyncio.run(serve(config, load_model(directory, device=open_device(config.settings.device), **how)))
 
 
 def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
@@ -107,6 +109,7 @@ def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
             resident_bytes=parse_size(flags["resident"]),
             steady=flags["deterministic"],
             layout=flags["layout"],
+            device=flags["device"],
         ),
     )
 

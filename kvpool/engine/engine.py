@@ -17,17 +17,16 @@ from typing import Any
 
 from kvpool.clock import seconds_left
 from kvpool.engine.compute import ComputeThread
+from kvpool.engine.device.place import make_store
 from kvpool.engine.driver import Driver, Machine
 from kvpool.engine.model import Model
 from kvpool.engine.paged.blocks import BlockManager
-from kvpool.engine.paged.store import KvStore
-from kvpool.engine.paged.windows import VirtualKvStore
 from kvpool.engine.prefill import Rate
 from kvpool.engine.publisher import Memory
 from kvpool.engine.schedule.scheduler import Scheduler
 from kvpool.engine.scopes import Scopes
 from kvpool.engine.sequence import Ask, Parts, Sequence
-from kvpool.engine.settings import EngineSettings, Layout
+from kvpool.engine.settings import EngineSettings
 from kvpool.engine.store import BlockStore
 from kvpool.errors import ClosedError, ConfigError, KvpoolError
 from kvpool.request import (
@@ -55,9 +54,6 @@ SETTLE_NS = 250 * MS
 RETIRE_NS = 5 * SECOND
 
 
-LAYOUTS: dict[Layout, type[KvStore]] = {"paged": KvStore, "vattention": VirtualKvStore}
-
-
 class Engine:
     """Serves prefills and decodes of one model. Lives on one event loop; close it."""
 
@@ -65,7 +61,7 @@ class Engine:
         self._model = model
         self.context_tokens = min(model.context_tokens, settings.kv_bytes // model.geometry.bytes_per_token)
         manager = _manager(model, settings, self.context_tokens)
-        self._kv = LAYOUTS[settings.layout](model.geometry, manager.capacity)
+        self._kv = make_store(model.geometry, manager.capacity, model.device, settings.layout)
         self._compute = ComputeThread(settings.threads)
         self._rate = Rate()
         self._scheduler = Scheduler(

@@ -16,6 +16,7 @@ import torch
 from kvpool.block import Geometry, Namespace
 from kvpool.engine.cache import SequenceCache
 from kvpool.engine.convert import stay_offline
+from kvpool.engine.device.streams import Device
 from kvpool.engine.identity import geometry_of, namespace_of
 from kvpool.engine.packed import pack, padded
 from kvpool.engine.paged.attention import NAME, Pass, Segment, register
@@ -35,22 +36,24 @@ class Model:
     bits of a segment depend on that segment alone, whatever it is computed with.
     """
 
-    def __init__(self, network: Any, namespace: Namespace, *, packed: bool = False) -> None:
+    def __init__(self, network: Any, namespace: Namespace, *, packed: bool = False, device: Device | None = None) -> None:
         self.namespace = namespace
         self.geometry: Geometry = namespace.geometry
         self.context_tokens = int(network.config.max_position_embeddings)
         self.vocabulary = int(network.config.vocab_size)
+        self.device = device
         self._network = network
+        self._place = torch.device("cpu") if device is None else device.place
         self._packed = packed
 
     def new_cache(self, *, capacity: int, limit: int) -> SequenceCache:
         """An empty cache for one sequence by itself."""
-        return SequenceCache(self.geometry, capacity=capacity, limit=limit)
+        return SequenceCache(self.geometry, capacity=capacity, limit=limit, device=self.device)
 
     def run(self, store: KvStore, segments: Sequence[Segment], *, steady: bool = False) -> torch.Tensor:
         """Compute the KV of the segments' tokens into `store`, and the scores (logits) of the token after each segment that wants them.
 
-        Returns float32 ``[segments that want scores, vocabulary]``, in their order.
+        Returns float32 ``[segments that want scores, vocabulary]``, in their order, on the CPU.
         """
         tokens = [token for segment in segments for token in segment.tokens]
         places = [at for segment in segments for at in range(segment.start, segment.end)]
@@ -62,17 +65,20 @@ class Model:
         lacking = self._rows(len(tokens), steady) - len(tokens)
         rows = wanted + wanted[-1:] * (self._rows(len(wanted), steady) - len(wanted))
         inputs = {
-            "input_ids": torch.tensor([tokens + [0] * lacking]),
-            "position_ids": torch.tensor([places + [0] * lacking]),
+            "input_ids": torch.tensor([tokens + [0] * lacking], device=self._place),
+            "position_ids": torch.tensor([places + [0] * lacking], device=self._place),
             "kvpool_pass": Pass(store, segments),
             "use_cache": False,
         }
         with torch.inference_mode():
             if not wanted:
                 self._network.base_model(**inputs)
+                store.passed()
                 return torch.empty(0, self.vocabulary)
-            scores: torch.Tensor = self._network(**inputs, logits_to_keep=torch.tensor(rows)).logits[0, : len(wanted)]
-        return scores.float()
+            kept = torch.tensor(rows, device=self._place)
+            scores: torch.Tensor = self._network(**inputs, logits_to_keep=kept).logits[0, : len(wanted)]
+            store.passed()
+        return scores.float().cpu()
 
     def _rows(self, rows: int, steady: bool) -> int:
         """How many rows are computed for `rows` that are wanted."""
@@ -90,8 +96,10 @@ class Model:
         return scores[0]
 
 
-def load_model(directory: Path, *, dtype: str, block_tokens: int, packed: bool = True) -> Model:
-    """Load the Hugging Face directory `directory` (see `kvpool.config.models.resolve_model`) on the CPU; `packed`: see `packed.py`.
+def load_model(directory: Path, *, dtype: str, block_tokens: int, packed: bool = True, device: Device | None = None) -> Model:
+    """Load the Hugging Face directory `directory` (see `kvpool.config.models.resolve_model`) to `device`; `packed`: see `packed.py`.
+
+    `device` None is the CPU, where alone layers can be packed.
 
     Raises `ConfigError` when it isn't a model this engine serves.
     """
@@ -119,9 +127,11 @@ def load_model(directory: Path, *, dtype: str, block_tokens: int, packed: bool =
     if missing := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
         raise ConfigError(f"{directory} lacks weights the model needs, among them {missing[0]!r} ({len(missing)} in all)")
     network.eval().requires_grad_(False)
-    layers = pack(network) if packed else 0
+    layers = pack(network) if packed and device is None else 0
     log.info("%d linear layers packed", layers)
-    model = Model(network, namespace, packed=layers > 0)
+    if device is not None:
+        network.to(device.place)
+    model = Model(network, namespace, packed=layers > 0, device=device)
     _check(model)
     log.info("loaded %s: %d layers, %s, %d B of KV per token", directory, len(geometry.layers), dtype, geometry.bytes_per_token)
     return model

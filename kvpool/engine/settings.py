@@ -11,12 +11,23 @@ Role = Literal["prefill", "decode"]
 Layout = Literal["paged", "vattention"]
 
 
+def check_device(device: str, *, layout: Layout = "paged", steady: bool = False) -> None:
+    """Raise `ConfigError` for a name that is no device's, and for what only the CPU does."""
+    kind, _, index = device.partition(":")
+    if device != "cpu" and not (kind == "cuda" and (not index or index.isdecimal()) and device != "cuda:"):
+        raise ConfigError(f"no device {device!r}; there are cpu, cuda, cuda:0, cuda:1...")
+    if device != "cpu" and layout == "vattention":
+        raise ConfigError(f"vattention maps pages of the CPU's memory; on {device} the layout is paged: leave --layout out")
+    if device != "cpu" and steady:
+        raise ConfigError(f"on {device} the bits of a row depend on how many are computed with it: leave --deterministic out")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Cores per pass, prompt tokens per pass, and the bounds: sequences held and queued, KV bytes of both kinds.
 
     `layout`: how attention reads what does not lie in one piece (`paged/store.py`). `steady`: the bits of a request's scores depend on
-    nobody it is computed with.
+    nobody it is computed with. `device`: what computes, and where weights and KV are (`cpu`, `cuda`, `cuda:1`).
     """
 
     threads: int = 1
@@ -27,8 +38,10 @@ class EngineSettings:
     resident_bytes: int = 512 * MIB
     steady: bool = False
     layout: Layout = "paged"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        check_device(self.device, layout=self.layout, steady=self.steady)
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, got {self.threads}")
         if self.chunk_tokens < 1:

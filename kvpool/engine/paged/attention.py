@@ -79,8 +79,9 @@ class Pass:
         self._segments = segments
         size = store.geometry.block_tokens
         slots = [segment.blocks[at // size] * size + at % size for segment in segments for at in range(segment.start, segment.end)]
-        self._slots = torch.tensor(slots)
-        self._masks = [_mask(segment.start, len(segment.tokens)) for segment in segments]
+        place = store.keys.device
+        self._slots = torch.tensor(slots, device=place)
+        self._masks = [_mask(segment.start, len(segment.tokens), place) for segment in segments]
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Outputs ``[1, n, heads, v_dim]`` for queries ``[1, heads, n, k_dim]`` of all segments, behind each other.
@@ -109,11 +110,11 @@ class Pass:
         return output[None]
 
 
-def _mask(start: int, count: int) -> torch.Tensor | None:
+def _mask(start: int, count: int, place: torch.device) -> torch.Tensor | None:
     """Which keys each of `count` queries at `start` sees: ``[count, start + count]``; None where all do, or a plain triangle."""
     if start == 0 or count == 1:
         return None
-    return torch.ones(count, start + count, dtype=torch.bool).tril(start)
+    return torch.ones(count, start + count, dtype=torch.bool, device=place).tril(start)
 
 
 def attend(

@@ -13,6 +13,7 @@ written to.
 
 import mmap
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +64,6 @@ class KvStore:
         self._arrays = tuple(self._array(len(geometry.layers), spec.kv_heads, dim) for dim in (spec.k_dim, spec.v_dim))
         self.keys, self.values = self._arrays
         """``[layers, kv_heads, slots, dim]``."""
-        self._bytes: tuple[Bytes, ...] = tuple(array.view(torch.uint8).numpy() for array in self._arrays)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put ``[kv_heads, n, dim]`` keys and values of one layer into `slots` ``[n]``."""
@@ -100,10 +100,17 @@ class KvStore:
             for there, here in zip(self._block(target, tokens), self._block(source, tokens), strict=True):
                 np.copyto(there, here)
 
+    def passed(self) -> None:
+        """A pass over this store has returned, with all that was read and written in it."""
+
     def close(self) -> None:
         """Let go of the memory, which goes when nobody looks at it any more."""
         self._arrays = self._bytes = ()
         del self.keys, self.values
+
+    @cached_property
+    def _bytes(self) -> tuple[Bytes, ...]:
+        return tuple(array.view(torch.uint8).numpy() for array in self._arrays)
 
     def _allocate(self, nbytes: int) -> mmap.mmap:
         raw = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
@@ -119,7 +126,7 @@ class KvStore:
         self, layer: int, owner: int | None, blocks: Sequence[int], runs: Sequence[Piece], tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`read` of what lies in several pieces: gather it."""
-        index = torch.tensor(blocks)
+        index = torch.tensor(blocks, device=self.keys.device)
         keys, values = (self._gather(array[layer], index)[None, :, :tokens] for array in self._arrays)
         return keys, values
 
@@ -131,11 +138,16 @@ class KvStore:
 
     def _block(self, block: int, n_tokens: int) -> tuple[Bytes, ...]:
         """The bytes of a block in place, keys and values: ``[layers, kv_heads, n_tokens, dim * itemsize]``, views."""
+        slots = self._slots(block, n_tokens)
+        return tuple(array[:, :, slots] for array in self._bytes)
+
+    def _slots(self, block: int, n_tokens: int) -> slice:
+        """Where the first `n_tokens` tokens of a block lie."""
         self.geometry.payload_bytes(n_tokens)  # refuses counts a block can't hold
         if not 0 <= block < self.blocks:
             raise ConfigError(f"there is no block {block}: the store has {self.blocks}")
         start = block * self.geometry.block_tokens
-        return tuple(array[:, :, start : start + n_tokens] for array in self._bytes)
+        return slice(start, start + n_tokens)
 
     def _parts(self, payload: Bytes, n_tokens: int) -> tuple[Bytes, Bytes]:
         """Keys and values in a payload of whole layers, as `_block` shapes them."""
