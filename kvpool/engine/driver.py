@@ -67,7 +67,7 @@ class Driver:
         if (gather := self._gathers.pop(work, None)) is not None:
             gather.cancel()
         self._sequences.pop(work, None)
-        sequence.stop_streaming()
+        sequence.gone()
         sequence.placed = self.scheduler.leave(work) or sequence.placed
         self.wake()
         return sequence.placed

@@ -27,6 +27,7 @@ from kvpool.engine.schedule.scheduler import Scheduler
 from kvpool.engine.scopes import Scopes
 from kvpool.engine.sequence import Ask, Parts, Sequence
 from kvpool.engine.settings import EngineSettings
+from kvpool.engine.sharing import Sharing
 from kvpool.engine.store import BlockStore
 from kvpool.errors import ClosedError, ConfigError, KvpoolError
 from kvpool.request import (
@@ -69,7 +70,8 @@ class Engine:
         )
         self._driver = Driver(Machine(model, self._kv, self._compute, self._rate, settings.steady), self._scheduler)
         memory = Memory(self._kv, manager, self._driver.wake)
-        self._parts = Parts(model=model, store=store, memory=memory, rate=self._rate, root=model.namespace.root())
+        sharing = Sharing(manager, self._driver.wake)
+        self._parts = Parts(model=model, store=store, memory=memory, sharing=sharing, rate=self._rate, root=model.namespace.root())
         self._scopes = Scopes(self._parts)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -12,17 +12,15 @@ from collections.abc import Sequence
 
 from kvpool.block import BlockKey
 from kvpool.clock import seconds_left
+from kvpool.engine.coming import Part
 from kvpool.engine.paged.blocks import Table
 from kvpool.engine.patience import Patience
 from kvpool.engine.publisher import Memory
+from kvpool.engine.sharing import LOOK_NS, Sharing
 from kvpool.engine.store import BlockStore, Payload
 from kvpool.engine.streaming import LayerGate, LayerStore, LayerStream
-from kvpool.units import MS
 
 log = logging.getLogger(__name__)
-
-LOOK_NS = 20 * MS
-"""How often a load is judged."""
 
 
 class _Landing:
@@ -60,29 +58,84 @@ class _Landing:
 
 
 async def load(
-    store: BlockStore, memory: Memory, table: Table, chain: Sequence[BlockKey], counts: Sequence[int], patience: Patience
+    store: BlockStore,
+    memory: Memory,
+    sharing: Sharing,
+    part: Part,
+    chain: Sequence[BlockKey],
+    counts: Sequence[int],
+    patience: Patience,
 ) -> int:
-    """Load the blocks of `chain` behind the full ones in `table` into it; how many came. `counts`: the tokens of each."""
-    first = len(chain) - len(counts)
-    blocks = memory.manager.hold(table.blocks[first : len(chain)])
-    landing = _Landing(memory, first, blocks, counts)
-    call = asyncio.ensure_future(store.load(chain, first, counts, landing.sink, deadline_ns=patience.end_ns))
+    """Load the last blocks of `chain` into the table of `part`; how many came, which are named then. `counts`: the tokens of each.
 
-    def over(ended: "asyncio.Future[int]") -> None:
-        landing.end()
-        memory.manager.let_go(blocks)
-        memory.freed()
+    The load goes on for others that wait for it when the caller is cancelled.
+    """
+    task = asyncio.ensure_future(_Load(store, memory, sharing, part, chain, counts, patience).run())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        sharing.end(part)
+        if not part.wanted:
+            task.cancel()
+        raise
+
+
+class _Load:
+    """Blocks that are named as they come."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        memory: Memory,
+        sharing: Sharing,
+        part: Part,
+        chain: Sequence[BlockKey],
+        counts: Sequence[int],
+        patience: Patience,
+    ) -> None:
+        first = len(chain) - len(counts)
+        self._memory, self._sharing, self._part, self._patience = memory, sharing, part, patience
+        self._keys, self._counts = chain[first:], counts
+        self._blocks = memory.manager.hold(part.work.table.blocks[first : len(chain)])
+        self._landing = _Landing(memory, first, self._blocks, counts)
+        self._named = 0
+        self._call = asyncio.ensure_future(store.load(chain, first, counts, self._landing.sink, deadline_ns=patience.end_ns))
+        self._call.add_done_callback(self._over)
+        part.loading = True
+
+    async def run(self) -> int:
+        """While it is worth it and somebody wants it; how many blocks came."""
+        call, patience = self._call, self._patience
+        try:
+            while not call.done() and self._part.wanted and not patience.lost(self._landing.arrived, time.monotonic_ns()):
+                await asyncio.wait([call], timeout=min(LOOK_NS / 1e9, max(0.001, seconds_left(patience.end_ns))))
+                self._name()
+        finally:
+            self._landing.end()
+            call.cancel()
+            self._name()
+            self._sharing.loaded(self._part)
+        if self._named < len(self._counts) and not call.done():
+            log.info("a load was given up: %d of %d blocks had come", self._named, len(self._counts))
+        return self._named
+
+    def _name(self) -> None:
+        """Others may find the blocks that have come."""
+        came = range(self._named, self._landing.arrived)
+        for index in came:
+            self._memory.manager.name(self._keys[index], self._blocks[index], self._counts[index])
+        if came:
+            self._named = came.stop
+            self._sharing.moved()
+
+    def _over(self, ended: "asyncio.Future[int]") -> None:
+        """The store writes no more."""
+        self._landing.end()
+        self._name()
+        self._memory.manager.let_go(self._blocks)
+        self._memory.freed()
         if not ended.cancelled() and (error := ended.exception()) is not None:
             log.warning("a load from the pool failed: %s", error)
-
-    call.add_done_callback(over)
-    try:
-        while not call.done() and not patience.lost(landing.arrived, time.monotonic_ns()):
-            await asyncio.wait([call], timeout=min(LOOK_NS / 1e9, max(0.001, seconds_left(patience.end_ns))))
-    finally:
-        arrived = landing.end()
-        call.cancel()
-    return arrived
 
 
 class Streaming:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvpool.block import BlockKey
 from kvpool.engine.chain import Chain
+from kvpool.engine.coming import Part
 from kvpool.engine.gather import Streaming, load, stream
 from kvpool.engine.model import Model
 from kvpool.engine.paged.attention import Segment
@@ -17,6 +18,7 @@ from kvpool.engine.prefill import Rate
 from kvpool.engine.publisher import Memory, Publisher
 from kvpool.engine.sampling import Sampled, Scores, sample
 from kvpool.engine.schedule.work import Turn, Work
+from kvpool.engine.sharing import Sharing
 from kvpool.engine.store import BlockStore
 from kvpool.engine.streaming import LayerStore
 from kvpool.errors import KvpoolError, LocalError
@@ -35,6 +37,7 @@ class Parts:
     model: Model
     store: BlockStore
     memory: Memory
+    sharing: Sharing
     rate: Rate
     root: bytes
 
@@ -98,6 +101,7 @@ class Sequence:
         self._error: KvpoolError | None = None
         self._came = asyncio.Event()
         self._named = self._here = 0
+        self._part = Part(self.work)
         self._streaming: Streaming | None = None
         self._coming: list[tuple[int, BlockKey, int]] = []
         self._idle_ns = time.monotonic_ns()
@@ -146,7 +150,7 @@ class Sequence:
 
     def preempted(self) -> None:
         """It has lost its blocks, and gathers again when it is admitted."""
-        self.stop_streaming()
+        self.gone()
         size = self._parts.block_tokens
         self._findable = [(key, size) for key in self.chain.keys]
         self.work.keys = tuple(self.chain.keys)
@@ -156,26 +160,27 @@ class Sequence:
 
         What the pool can't deliver within the time a recomputation would take is left to compute.
         """
+        work, size, memory, sharing = self.work, self._parts.block_tokens, self._parts.memory, self._parts.sharing
+        keys, part = list(work.keys), Part(work)
+        self._part = part
+        worth = await sharing.follow(part, self.chain.keys, self._patience, self.ask.deadline_ns)
         now_ns = time.monotonic_ns()
         self._queue_ns += now_ns - self._idle_ns
-        work, size, memory = self.work, self._parts.block_tokens, self._parts.memory
         here = work.table.tokens
         first = here // size
-        wanted = self._findable[first:] if here < work.usable else []
+        wanted = self._findable[first:] if here < work.usable and worth else []
         reached = here
         if wanted:
-            keys, counts = list(work.keys), [count for _, count in wanted]
-            budget_ns = self._parts.rate.load_budget_ns(sum(counts))
-            patience = Patience(blocks=len(counts), began_ns=now_ns, compute_ns=budget_ns, deadline_ns=self.ask.deadline_ns)
+            counts = [count for _, count in wanted]
+            patience = self._patience(first)
             store = self._parts.store
             if isinstance(store, LayerStore) and not self.ask.generated and not work.preempted:
                 self._streaming = await stream(store, memory, work.table, keys, counts, patience.end_ns)
             if self._streaming is not None:
-                came, work.alone = self._streaming.blocks, True
+                came, work.alone, part.loading = self._streaming.blocks, True, True
                 self._coming = [(index, *block) for index, block in enumerate(wanted[:came], first)]
             else:
-                came = await load(store, memory, work.table, keys, counts, patience)
-                self._name_found([(index, *block) for index, block in enumerate(wanted[:came], first)])
+                came = await load(store, memory, sharing, part, keys, counts, patience)
             reached = max(here, first * size + sum(counts[:came]))
             self._load_ns += time.monotonic_ns() - now_ns
         have = min(work.usable, reached)
@@ -185,6 +190,12 @@ class Sequence:
         self._idle_ns = time.monotonic_ns()
         return have
 
+    def _patience(self, first: int) -> Patience:
+        """For a load of all blocks from `first` on that begins now."""
+        counts = [count for _, count in self._findable[first:]]
+        budget_ns = self._parts.rate.load_budget_ns(sum(counts))
+        return Patience(blocks=len(counts), began_ns=time.monotonic_ns(), compute_ns=budget_ns, deadline_ns=self.ask.deadline_ns)
+
     def ready(self) -> None:
         """The scheduler knows what `gather` brought."""
         self._named = self.work.table.tokens // self._parts.block_tokens
@@ -192,10 +203,16 @@ class Sequence:
             self.publisher.offer(self.work.table)
         self._came.set()
 
+    def gone(self) -> None:
+        """It has left, or lost its blocks: others have no more to expect of it."""
+        self.stop_streaming()
+        self._parts.sharing.end(self._part)
+
     def stop_streaming(self) -> None:
         """Nobody waits for its layers any more."""
         if self._streaming is not None:
             self._streaming.cancel()
+            self._parts.sharing.loaded(self._part)
         self._streaming, self._coming, self.work.alone = None, [], False
 
     def lost(self) -> None:
@@ -228,9 +245,14 @@ class Sequence:
             took_ns -= self._streaming.gate.waited_ns
             self._name_found(self._coming)
             self._streaming, self._coming, self.work.alone = None, [], False
+            self._parts.sharing.loaded(self._part)
         self._compute_ns += took_ns
         self._idle_ns = time.monotonic_ns()
         self._name()
+        if sampled is None:
+            self._parts.sharing.moved()
+        elif not self._part.gone:
+            self._parts.sharing.end(self._part)
         self.publisher.offer(self.work.table)
         if sampled is None:
             return False

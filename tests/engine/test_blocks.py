@@ -114,6 +114,21 @@ def test_writing_behind_a_name_in_a_block_of_ones_own_keeps_the_name_and_into_it
     assert manager.match([full]) == ([], 0)
 
 
+def test_blocks_that_others_named_meanwhile_take_the_place_of_ones_own() -> None:
+    """Two that began at once end with one copy, as far as the names go and whole blocks reach."""
+    manager = manager_of(capacity=9)
+    one, two = grown(manager, 14), manager.open()
+    assert manager.grow(two, 14) == []
+    keys = keys_of(14)
+    for index in (0, 1, 3):
+        manager.name(keys[index], one.blocks[index], min(SIZE, 14 - SIZE * index))
+    assert (manager.adopt(two, keys), two.tokens, two.blocks[:2], manager.held) == (8, 8, one.blocks[:2], 6)
+    manager.name(keys[2], one.blocks[2], SIZE)
+    manager.close(one)
+    assert (manager.kept, manager.adopt(two, keys[:2]), manager.adopt(two, keys), two.tokens) == (2, 0, 4, 12)
+    manager.audit([two.blocks])
+
+
 def test_misuse_is_told() -> None:
     """The books must not be cooked quietly."""
     manager = manager_of()
@@ -165,6 +180,17 @@ class Blocks(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), new=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def append(self, which: int, new: list[int]) -> None:
         self._write(*self.tables[which % len(self.tables)], new)
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=14), first=st.integers(0, 6))
+    def adopt(self, tokens: list[int], first: int) -> None:
+        """A table with room for all of them, of which the first few are its own; others may have named the next ones."""
+        table, own, mine = self.manager.open(), tokens[:first], list[int]()
+        self._write(table, mine, own)
+        if len(mine) == len(own) and self.manager.grow(table, len(tokens)) is not None:
+            gained = self.manager.adopt(table, chain_keys(ROOT, tokens, SIZE, tail=True))
+            mine += tokens[len(own) :][:gained]
+        assert table.tokens == len(mine)
+        self.tables.append((table, mine))
 
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99))

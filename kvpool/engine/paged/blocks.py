@@ -105,6 +105,21 @@ class BlockManager:
         own = span - tokens // self.block_tokens
         return Table(shared, tokens, self._free.claim(own) if own > 0 else None)
 
+    def adopt(self, table: Table, keys: Sequence[BlockKey]) -> int:
+        """Full blocks of `keys` behind the valid tokens of `table` that have names by now take the place of its own; tokens gained."""
+        before = table.tokens
+        while table.tokens % self.block_tokens == 0 and (index := table.tokens // self.block_tokens) < min(len(keys), len(table.blocks)):
+            block, tokens = self._named.get(keys[index], (0, 0))
+            if tokens < self.block_tokens:
+                break
+            if not self._refs[block]:
+                del self._kept[block]
+            self._refs[block] += 1
+            own, table.blocks[index] = table.blocks[index], block
+            self._release(own)
+            table.tokens += tokens
+        return table.tokens - before
+
     def fork(self, table: Table) -> Table:
         """Another table of the same tokens; what either adds is its own."""
         return self.open(table.blocks, table.tokens)
