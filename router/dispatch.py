@@ -11,9 +11,10 @@ for room (`router/queue`). What is short, or held already but for a little, goes
 when the prefill is sent, so that the prefill worker's blocks can be pushed there (`handoff.py`).
 
 Sampling depends on (seed, position) only, so whoever continues continues with the same tokens, and a token once yielded
-is never asked for again. A worker that failed is excluded from this request, as this incarnation. When nobody is left the request waits for
-the cluster to change, and every few seconds asks the excluded whether they answer again (they may only have been
-stopped, or the network cut). It ends with its last token, with its deadline, or after `max_failures` failed attempts.
+is never asked for again. A worker that failed is excluded from this request, as this incarnation, and the request stands in line again, in
+front, with the priority and the deadline it had: those that are left may be full. When nobody is left it waits for the cluster to change,
+and every few seconds asks the excluded whether they answer again (they may only have been stopped, or the network cut). It ends with its
+last token, with its deadline, or after `max_failures` failed attempts.
 """
 
 import asyncio
@@ -119,6 +120,7 @@ class _Run:
             self._trace.reason = self._completed()
             if self._trace.reason is not None:
                 return
+            await self._entry.again()
             chosen = await self._await_decode_worker()
             try:
                 async with aclosing(self._decode_on(chosen)) as rest:
@@ -133,6 +135,7 @@ class _Run:
     async def _prefill(self) -> AsyncGenerator[int, None]:
         """The first token from a prefill worker; nothing when none can give it."""
         while not self._trace.generated:
+            await self._entry.again()
             chosen = self._choose("prefill", "p")
             if chosen is None:
                 self._trace.fell_back("prefill_failed" if self._trace.retries else "no_prefill_worker")
@@ -286,6 +289,7 @@ class _Run:
             if chosen is not None:
                 return chosen
             self._trace.fell_back("waited_for_decode_worker")
+            self._entry.stepped_aside()
             left_s = self._attempts.left_s()
             if self._attempts.over:
                 raise UnavailableError("no decode worker became available before the request's deadline")

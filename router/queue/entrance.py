@@ -4,7 +4,8 @@
 2. *Forecast*: a request that would miss the targets is refused now (`slo.py`).
 3. *Follow*: what another request computes already is waited for (`shared.py`); else it leads, if there is enough to compute.
 4. *Short cut*: short prompts, and those held but for a little, need no prefill worker.
-5. *Line*: wait for room and one's turn (`gate.py`), while the blocks are fetched and held (`prefetch.py`).
+5. *Line*: wait for room and one's turn (`gate.py`), while the blocks are fetched and held (`prefetch.py`). Whose attempt failed stands in
+   line again, in front, with the priority and the deadline it had.
 
 `Entry` is one request's part in it; whatever happens to the request, leaving the `with` block gives everything back.
 """
@@ -105,6 +106,7 @@ class Entry:
         self._held = ExitStack()
         self._led: Led | None = None
         self._passage = Passage(owner.gate, owner.clock)
+        self._retries = 0
         self.direct = False
         """Whether it goes to a decode worker at once."""
 
@@ -126,6 +128,21 @@ class Entry:
         except RefusedError as error:
             self._owner.counts.refused[error.reason] += 1
             raise
+
+    async def again(self) -> None:
+        """Stand in line once more if an attempt has failed since the last time. Raises `UnavailableError` when the deadline passes."""
+        if self._trace.retries == self._retries:
+            return
+        self._retries = self._trace.retries
+        job = self._need.job
+        prefill = not self.direct and not self._trace.generated and bool(self._attempts.usable("prefill"))
+        kind = PREFILL if prefill else DIRECT
+        await self._passage.enter(kind, tenant=self._tenant, priority=job.priority, cost=0.0, deadline_ns=job.deadline_ns, again=True)
+        self._trace.queued_ns = self._passage.waited_ns
+
+    def stepped_aside(self) -> None:
+        """It waits for a worker that isn't there yet: the room there is is for others meanwhile."""
+        self._passage.arrived()
 
     def arrived(self, expected_s: float) -> None:
         """A worker counts the request, and is expected to need so long for its prompt (0: unknown)."""

@@ -83,11 +83,14 @@ class Gate:
                 self._on_way[kind] += 1
                 one.item.set_result(None)
 
-    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int) -> OnItsWay:
-        """Wait for room and one's turn. Raises `RefusedError` (the line is full of others) or `UnavailableError` (the deadline passed)."""
+    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int, again: bool = False) -> OnItsWay:
+        """Wait for room and one's turn. Raises `RefusedError` (the line is full of others) or `UnavailableError` (the deadline passed).
+
+        `again`: for who has been through already; it stands in front, and isn't refused.
+        """
         now_ns = self._clock.now_ns()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        one = Waiting(item=place, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns)
+        one = Waiting(item=place, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again)
         displaced = self._lines[kind].offer(one, now_ns)
         if displaced is not None and not displaced.item.done():
             displaced.item.set_exception(self._full(kind))
@@ -147,11 +150,12 @@ class Passage:
         self._way: OnItsWay | None = None
         self.waited_ns = 0
 
-    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int) -> None:
+    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int, again: bool = False) -> None:
         """See `Gate.enter`."""
+        self.arrived()
         began_ns = self._clock.now_ns()
         try:
-            self._way = await self._gate.enter(kind, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns)
+            self._way = await self._gate.enter(kind, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again)
         finally:
             self.waited_ns += self._clock.now_ns() - began_ns
 

@@ -268,6 +268,31 @@ def test_worker_that_answers_again_is_taken_back() -> None:
     run_virtual(work)
 
 
+def test_failed_attempt_waits_in_line_while_the_others_are_full() -> None:
+    """A worker's death must not push its requests onto workers without room; they go first when there is some."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop, replace(PLAIN, direct_tokens=64, decode_slots=1))
+        world.add("decode", Fault(kind="die", after=3), number=1, delay_s=1)
+        busy = world.add("decode", number=2, delay_s=1)
+        await asyncio.sleep(0)
+        jobs = [replace(world.job(5), request_id=f"r{number}") for number in range(4)]
+        traces = [Trace(arrived_ns=0) for _ in jobs]
+
+        async def ask(number: int) -> list[int]:
+            return [token async for token in world.dispatcher.generate(jobs[number], traces[number])]
+
+        assert await asyncio.gather(*(ask(number) for number in range(4))) == [expected(5)] * 4
+        failed = next(trace for trace in traces if trace.retries)
+        assert failed.retries == 1
+        assert [len(call.generated) for call in busy.calls if isinstance(call, DecodeRequest)][:2] == [0, 2]
+        assert failed.queued_ns > 2 * SECOND
+        assert world.dispatcher.entrance.gate.on_their_way == 0
+        await world.dispatcher.calls.close()
+
+    run_virtual(work)
+
+
 def test_deadline_without_any_worker_is_a_clear_error() -> None:
     """Nobody came: the caller is told so, on time."""
 

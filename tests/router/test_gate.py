@@ -25,13 +25,21 @@ class World:
         self.went: list[str] = []
 
     def enter(
-        self, name: str, *, kind: str = PREFILL, tenant: str = "", priority: int = 0, cost: float = 1.0, timeout_s: float = 60.0
+        self,
+        name: str,
+        *,
+        kind: str = PREFILL,
+        tenant: str = "",
+        priority: int = 0,
+        cost: float = 1.0,
+        timeout_s: float = 60.0,
+        again: bool = False,
     ) -> asyncio.Task[OnItsWay]:
         """A request comes; it is noted when it goes."""
 
         async def go() -> OnItsWay:
             deadline_ns = self.loop.now_ns() + int(timeout_s * SECOND)
-            way = await self.gate.enter(kind, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns)
+            way = await self.gate.enter(kind, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again)
             self.went.append(name)
             return way
 
@@ -142,6 +150,24 @@ def test_who_needs_no_prefill_does_not_wait_for_room_at_prefill_workers() -> Non
         await asyncio.gather(*slow)
 
     run(work)
+
+
+def test_who_comes_again_stands_in_front_is_not_refused_and_keeps_its_deadline() -> None:
+    """A failed attempt costs neither the place in line nor the answer that has begun."""
+
+    async def work(world: World) -> None:
+        waiting = [world.enter(str(number)) for number in range(2)]
+        again = world.enter("again", again=True)
+        late = world.enter("late", again=True, timeout_s=1)
+        with pytest.raises(UnavailableError, match="deadline"):
+            await late
+        world.give(1)
+        await again
+        world.give(2)
+        await asyncio.gather(*waiting)
+        assert world.went == ["again", "0", "1"]
+
+    run(work, capacity=2)
 
 
 def test_room_that_nobody_announces_is_found() -> None:

@@ -6,7 +6,8 @@ behind gets at least one turn every d x `step_ns`, and no more than that while t
 with the least service is next (`fairness.py`), and a tenant's own requests go in the order of their arrival.
 
 When the line is full somebody must go: the newest request of the tenant with the most waiting in the least urgent class, be it the newcomer
-or not. So a flood displaces itself and not those who ask little.
+or not. So a flood displaces itself and not those who ask little. Who has had its turn already, in vain, stands in line `again`: before all
+others of its tenant in its class, and nobody has its place, since it may have begun to answer.
 """
 
 from collections import OrderedDict, deque
@@ -24,13 +25,17 @@ STEP_NS = 10 * SECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waiting(Generic[T]):
-    """One request in line: `cost` is what its tenant is charged when it goes, in tokens of prompt; `deadline_ns` is monotonic."""
+    """One request in line: `cost` is what its tenant is charged when it goes, in tokens of prompt; `deadline_ns` is monotonic.
+
+    `again`: it has had its turn, but not what it stood for.
+    """
 
     item: T
     tenant: str = ""
     priority: int = 0
     cost: float = 0.0
     deadline_ns: int
+    again: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +47,7 @@ class _Class(Generic[T]):
 
 
 class Line(Generic[T]):
-    """At most `capacity` requests."""
+    """At most `capacity` requests, besides those that wait again."""
 
     def __init__(self, capacity: int, counters: TokenCounters, *, step_ns: int = STEP_NS) -> None:
         if capacity < 1 or step_ns < 1:
@@ -75,7 +80,7 @@ class Line(Generic[T]):
         if self._tenants.get(one.tenant, 0) == 0:
             self._counters.arrived(one.tenant, self._tenants)
         self._put(one, now_ns)
-        if self._length <= self._capacity:
+        if one.again or self._length <= self._capacity:
             return None
         victim = self._least()
         self.discard(victim)
@@ -121,12 +126,18 @@ class Line(Generic[T]):
 
     def _put(self, one: Waiting[T], now_ns: int) -> None:
         of_class = self._classes.setdefault(one.priority, _Class(since_ns=now_ns))
-        of_class.lines.setdefault(one.tenant, deque()).append(one)
+        line = of_class.lines.setdefault(one.tenant, deque())
+        line.insert(sum(each.again for each in line) if one.again else len(line), one)
         self._tenants[one.tenant] = self._tenants.get(one.tenant, 0) + 1
         self._length += 1
 
     def _least(self) -> Waiting[T]:
-        """The newest of the longest line of the least urgent class."""
-        lines = self._classes[max(self._classes)].lines
-        longest = max(len(line) for line in lines.values())
-        return next(line for line in reversed(lines.values()) if len(line) == longest)[-1]
+        """The newest of the longest line of the least urgent class, of those that may go."""
+        lines = next(lines for _, found in sorted(self._classes.items(), reverse=True) if (lines := _first_timers(found)))
+        longest = max(len(line) for line in lines)
+        return next(line for line in reversed(lines) if len(line) == longest)[-1]
+
+
+def _first_timers(of_class: _Class[T]) -> list[deque[Waiting[T]]]:
+    """The lines of a class that don't consist of those that wait again."""
+    return [line for line in of_class.lines.values() if not line[-1].again]

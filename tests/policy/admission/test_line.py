@@ -1,6 +1,7 @@
 """The line: who goes next, who has to go when it is full, who has waited too long."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,23 @@ def test_tenants_take_turns_by_what_they_had() -> None:
         line.offer(one(f"a{number}", "a", cost=10), 0)
     line.offer(one("b0", "b", cost=10), 0)
     assert order(line).index("b0") <= 1
+
+
+def test_who_had_its_turn_in_vain_goes_first_of_its_tenant_and_keeps_its_place() -> None:
+    """It may have begun to answer: newcomers stand behind it, and a full line sends one of them away, never it."""
+    line: Line[str] = Line(2, TokenCounters())
+    for item in "ab":
+        assert line.offer(one(item), 0) is None
+    for item in "xy":
+        assert line.offer(replace(one(item), again=True), 0) is None
+    assert (newest := line.offer(one("c"), 0)) is not None
+    assert newest.item == "c"
+    assert order(line) == ["x", "y", "a", "b"]
+    line.offer(replace(one("z", priority=5), again=True), 0)
+    line.offer(one("d"), 0)
+    assert (newest := line.offer(one("e"), 0)) is not None
+    assert newest.item == "e"
+    assert order(line) == ["d", "z"]
 
 
 def test_urgent_class_goes_first() -> None:
