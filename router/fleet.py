@@ -126,7 +126,7 @@ class Fleet:
                 yield place
             finally:
                 place.close()
-                self.on_room()
+                asyncio.get_running_loop().call_soon(self.on_room)  # not before whoever asked has said how it went
 
     @contextmanager
     def hold(self, worker: Worker) -> Iterator[None]:
