@@ -14,9 +14,10 @@ from kvpool.clock import Clock
 from kvpool.cluster import Member
 from kvpool.errors import ConfigError, KvpoolError
 from kvpool.policy.routing import WorkerRef
+from kvpool.request import DRAINING
 from router.pool import PoolView
 from router.settings import Limits
-from router.worker import DRAINING, NOT_ELSEWHERE, ROLES, Elsewhere, Place, Said, Worker, WorkerPort
+from router.worker import NOT_ELSEWHERE, ROLES, Elsewhere, Place, Said, Worker, WorkerPort
 
 log = logging.getLogger("router.fleet")
 

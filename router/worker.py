@@ -15,8 +15,6 @@ from kvpool.policy.routing import WorkerRef
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, Scope, WorkerStatus
 
 ROLES = ("prefill", "decode")
-DRAINING = "draining"
-"""The `state` in the info of a worker that wants no new requests."""
 
 
 class WorkerPort(Protocol):

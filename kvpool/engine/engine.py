@@ -167,6 +167,11 @@ class Engine:
         )
 
     @property
+    def busy(self) -> bool:
+        """Whether any request is active, waits, or has pushes under way."""
+        return self._scheduler.active > 0 or len(self._scheduler.waiting) > 0
+
+    @property
     def preemptions(self) -> int:
         """How often a sequence gave way so far."""
         return self._scheduler.preemptions

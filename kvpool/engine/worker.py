@@ -1,7 +1,7 @@
 """A worker as a process: flags, model, engine, gRPC server, membership. Both workers are this with another role.
 
-It joins the cluster when it can serve and leaves it first when told to stop; requests in flight then get a while to end, and
-what is left is cancelled, which a router answers by asking another worker.
+It joins the cluster when it can serve. Told to stop it says `draining`, so that nobody sends it anything new, serves what it has, leaves,
+and closes; what hasn't ended after `drain_s` is cancelled, which a router answers by asking another worker.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ from typing import Protocol
 import grpc.aio
 
 from kvpool.client import AsyncPoolClient
-from kvpool.cluster import Membership, open_membership
+from kvpool.clock import seconds_left
+from kvpool.cluster import Membership, Registration, open_membership
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model
 from kvpool.engine.settings import Role, WorkerConfig
 from kvpool.engine.store import BlockStore, NullStore
 from kvpool.errors import ConfigError, UnavailableError
-from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
+from kvpool.request import DRAINING, DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.transport import host_boot_id
 from kvpool.units import SECOND
 from kvpool.wire.worker_server import add_worker
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _JOIN_RETRY_S = 1.0
 _CLOSE_NS = 3 * SECOND
+_LOOK_S = 0.05
 
 
 class _Closing(Protocol):
@@ -75,6 +77,7 @@ class WorkerApp:
         self._pool: _Closing | None = None
         self._membership: Membership | None = None
         self._joining: asyncio.Task[None] | None = None
+        self._registration: Registration | None = None
         self.address = ""
 
     async def start(self) -> None:
@@ -103,19 +106,28 @@ class WorkerApp:
             await asyncio.shield(self._joining)
 
     async def stop(self) -> None:
-        """Leave, let requests end for `drain_s`, cancel the rest, close. Takes at most a few seconds more. Again: nothing."""
+        """Drain and leave, `drain_s` at most; cancel the rest, close. Takes at most a few seconds more. Again: nothing."""
+        end_ns = time.monotonic_ns() + int(self._config.drain_s * SECOND)
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
+        if self._registration is not None and self._engine is not None:
+            await self._drain(self._registration, self._engine, end_ns)
         if self._membership is not None:
             await asyncio.to_thread(self._membership.close)  # leaves
         if self._server is not None:
-            await self._server.stop(grace=self._config.drain_s)
+            await self._server.stop(grace=seconds_left(end_ns))
         if self._engine is not None:
             await self._engine.close(time.monotonic_ns() + _CLOSE_NS)
         if self._pool is not None:
             await self._pool.close()
-        self._joining = self._membership = self._server = self._engine = self._pool = None
+        self._joining = self._registration = self._membership = self._server = self._engine = self._pool = None
+
+    async def _drain(self, registration: Registration, engine: Engine, end_ns: int) -> None:
+        """Say so, and serve until nothing is left to serve, what still comes included; at most until `end_ns`."""
+        registration.update({**registration.member.info, "state": DRAINING})
+        while engine.busy and time.monotonic_ns() < end_ns:  # noqa: ASYNC110 - requests end in many places
+            await asyncio.sleep(min(_LOOK_S, seconds_left(end_ns)))
 
     async def _join(self, membership: Membership, context_tokens: int) -> None:
         info = {
@@ -130,7 +142,7 @@ class WorkerApp:
         }
         while True:
             try:
-                await asyncio.to_thread(membership.join, role=self._config.role, address=self.address, info=info)
+                self._registration = await asyncio.to_thread(membership.join, role=self._config.role, address=self.address, info=info)
             except UnavailableError as error:
                 log.warning("can't join the cluster yet: %s", error)
                 await asyncio.sleep(_JOIN_RETRY_S)

@@ -3,6 +3,7 @@
 from kvpool.request.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, Logprobs, Sampling
 from kvpool.request.scope import EVERYBODY, Scope
 from kvpool.request.work import (
+    DRAINING,
     MAX_HAND_OFF,
     DecodeEvent,
     DecodeRequest,
@@ -20,6 +21,7 @@ from kvpool.request.work import (
 )
 
 __all__ = [
+    "DRAINING",
     "EVERYBODY",
     "MAX_HAND_OFF",
     "MAX_LOGIT_BIAS",

@@ -13,6 +13,9 @@ from kvpool.errors import ConfigError
 from kvpool.request.sampling import Logprobs, Sampling
 from kvpool.request.scope import EVERYBODY, Scope
 
+DRAINING = "draining"
+"""The `state` in the member record of a worker that wants no new requests: it leaves when it has served those it has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSources:

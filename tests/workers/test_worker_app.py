@@ -193,6 +193,30 @@ async def test_worker_whose_client_hangs_up_stops_the_work(model: Model) -> None
         assert (await client.status(5)).finished_requests == 0
 
 
+async def test_worker_told_to_stop_says_so_serves_what_it_has_and_leaves(
+    model: Model, url: str, generate: Callable[[int], list[int]]
+) -> None:
+    """A router sends it nothing new from then on, and nobody's answer is cut off."""
+    watcher = await asyncio.to_thread(open_membership, url)
+
+    def seen(state: str | None) -> Callable[[tuple[Member, ...]], bool]:
+        return lambda view: [member.info.get("state") for member in view] == ([state] if state else [])
+
+    try:
+        async with running(model, "decode", url, drain_s=20.0) as (app, client):
+            await app.joined()
+            stream: Any = client.decode(DecodeRequest(request_id="r", prompt=PROMPT, max_tokens=100), 30)
+            tokens = [event.token for event in [await anext(stream) for _ in range(3)] if isinstance(event, TokenOut)]
+            stopping = asyncio.create_task(app.stop())
+            await asyncio.to_thread(watcher.wait, seen("draining"), monotonic_ns() + 10 * SECOND)
+            tokens += [event.token async for event in stream if isinstance(event, TokenOut)]
+            await stopping
+            await asyncio.to_thread(watcher.wait, seen(None), monotonic_ns() + 10 * SECOND)
+        assert tokens == generate(100)
+    finally:
+        await asyncio.to_thread(watcher.close)
+
+
 async def test_worker_stopped_under_load_cancels_what_outlasts_the_drain(model: Model) -> None:
     """A stop is bounded: a stream that would go on ends in an error on which a router tries another worker."""
     async with running(model, "decode", None, drain_s=0.0) as (app, client):
