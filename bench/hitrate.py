@@ -1,8 +1,9 @@
 """Hit rates of every eviction policy on a request trace, beside LRU, Belady's bound and a store that never evicts.
 
 `python -m bench.hitrate --trace PATH [--trace PATH2 ...] [--sizes 1000,3000,...] [--policies lru,...] [--processes 2] [--json]`.
-A trace is a Mooncake JSONL file, a coding conversation or a folder of them, or `synthetic:SEED` (`traces.py`); `replay.py` says what
-counts as a hit and how recompute seconds are reckoned. Sizes are in blocks. `ours` is the policy registered as `value`.
+A trace is a file that `kvpool replay` reads and that names blocks, such as Mooncake JSONL; a coding conversation or a folder of them; or
+`synthetic:SEED` (`traces.py`). `replay.py` says what counts as a hit and how recompute seconds are reckoned. Sizes are in blocks. `ours`
+is the policy registered as `value`.
 
 JSON: `infinite` → figures; policy name, `belady` or `ours` → size → figures. Figures: `token_hit`, `block_hit`,
 `recompute_seconds_saved`; at a size also `recompute_ratio_to_lru` and `gap_closed`, the part of the way from LRU to Belady in
@@ -18,11 +19,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 
-from bench.replay import Outcome, belady, infinite, replay
+from bench.replay import Outcome, belady, infinite, references, replay
 from bench.report import print_json, print_table
-from bench.traces import Trace, read_trace
+from bench.traces import read_trace
 from kvpool.errors import ConfigError
 from kvpool.policy.eviction import POLICIES, make_policy
+from kvpool.replay.traces import Trace
 
 SIZES = (1_000, 3_000, 5_860, 10_000, 30_000)
 COMPARED = ("lru", "clock", "s3fifo", "lfu", "slru")
@@ -49,7 +51,7 @@ def measure(trace: Trace, policies: Sequence[str], sizes: Sequence[int], process
     table: Table = {}
     for name in dict.fromkeys(("lru", *policies, "belady")):
         table[name] = {str(size): _figures(*(found[who, size] for who in (name, "lru", "belady"))) for size in sizes}
-    about = {"name": trace.name, "requests": len(trace.requests), "references": trace.references, "unique": trace.unique}
+    about = {"name": trace.name, "requests": len(trace.requests), "references": references(trace), "unique": trace.unique}
     about["block_tokens"] = trace.block_tokens
     return {"infinite": asdict(infinite(trace)), **table, "trace": about, "seconds": round(time.monotonic() - started, 2)}
 
@@ -131,7 +133,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.hitrate", description="Hit rates of every eviction policy on a trace.")
     ours = ("ours",) if OURS in POLICIES else ()
-    parser.add_argument("--trace", action="append", required=True, help="Mooncake JSONL, conversation JSON or folder, or synthetic:SEED")
+    parser.add_argument("--trace", action="append", required=True, help="a trace file, a folder of conversations, or synthetic:SEED")
     parser.add_argument("--sizes", type=_sizes, default=SIZES, help="blocks, separated by commas")
     parser.add_argument("--policies", default=",".join((*COMPARED, *ours)), help=f"of {', '.join(POLICIES)}, ours")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))

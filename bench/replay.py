@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
 
-from bench.traces import Trace
 from kvpool.policy.eviction import Arrival, EvictionPolicy
+from kvpool.replay.traces import Trace
 
 LAYERS: Final = 80
 WIDTH: Final = 8192
@@ -45,6 +45,11 @@ class Outcome:
     recompute_seconds_saved: float
 
 
+def references(trace: Trace) -> int:
+    """Blocks of all requests."""
+    return sum(len(request.blocks) for request in trace.requests)
+
+
 def prefill_seconds(tokens: int) -> float:
     """Time to compute the first `tokens` tokens of a prompt. See the top of this file."""
     return LAYERS * (4.0 * tokens * tokens * WIDTH + 22.0 * tokens * WIDTH * WIDTH) / FLOPS_PER_S
@@ -57,7 +62,7 @@ def replay(trace: Trace, policy: EvictionPolicy, capacity: int) -> Outcome:
     free, block_tokens = capacity, trace.block_tokens
     length = block_tokens * BYTES_PER_TOKEN
     inserted, touched, removed = policy.inserted, policy.touched, policy.removed
-    for at_ns, tokens, numbers in trace.requests:
+    for at_ns, tokens, _, numbers, *_ in trace.requests:
         blocks: Any = numbers  # a policy takes any hashable key; numbers keep the replay lean
         run, size = 0, len(blocks)
         while run < size and resident[blocks[run]]:
@@ -95,7 +100,7 @@ def replay(trace: Trace, policy: EvictionPolicy, capacity: int) -> Outcome:
 def infinite(trace: Trace) -> Outcome:
     """What a store that never evicts would hit: the most there is."""
     tally, seen = _Tally(trace), bytearray(trace.unique)
-    for _, tokens, blocks in trace.requests:
+    for _, tokens, _, blocks, *_ in trace.requests:
         run = 0
         while run < len(blocks) and seen[blocks[run]]:
             run += 1
@@ -112,7 +117,7 @@ def belady(trace: Trace, capacity: int) -> Outcome:
     due = [0] * trace.unique  # of resident blocks: the request that asks for it next, 0: not resident
     held = 0
     farthest: list[tuple[int, int, int]] = []  # (-next use, -position, block); outdated entries disagree with `due`
-    for (_, tokens, blocks), next_uses in zip(trace.requests, following, strict=True):
+    for (_, tokens, _, blocks, *_), next_uses in zip(trace.requests, following, strict=True):
         run = 0
         while run < len(blocks) and due[blocks[run]]:
             run += 1
@@ -165,7 +170,7 @@ class _Tally:
     def outcome(self) -> Outcome:
         """The shares of everything so far."""
         return Outcome(
-            token_hit=self._tokens / max(1, self._trace.tokens),
-            block_hit=self._blocks / max(1, self._trace.references),
+            token_hit=self._tokens / max(1, self._trace.prompt_tokens),
+            block_hit=self._blocks / max(1, references(self._trace)),
             recompute_seconds_saved=self._seconds,
         )

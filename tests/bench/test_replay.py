@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.replay import Outcome, belady, infinite, prefill_seconds, replay
-from bench.traces import Request, Trace, read_trace
+from bench.replay import Outcome, belady, infinite, prefill_seconds, references, replay
+from bench.traces import read_trace
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import POLICIES, make_policy
 from kvpool.pool import PoolState, Reserve
+from kvpool.replay.traces import Trace, TraceRequest
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake"
 NEEDS_TRACES = pytest.mark.skipif(not MOONCAKE.is_dir(), reason="the Mooncake traces are not at ../shared/traces/mooncake")
 
 
 def trace_of(*requests: tuple[int, ...], block_tokens: int = 16) -> Trace:
-    made = tuple(Request(i, block_tokens * len(blocks), blocks) for i, blocks in enumerate(requests))
-    return Trace(name="t", block_tokens=block_tokens, requests=made, unique=1 + max(max(r) for r in requests))
+    made = tuple(TraceRequest(i, block_tokens * len(blocks), 0, blocks) for i, blocks in enumerate(requests))
+    return Trace(name="t", format="", block_tokens=block_tokens, requests=made, unique=1 + max(max(r) for r in requests))
 
 
 def random_trace(seed: int, requests: int, branching: int, depth: int) -> Trace:
@@ -69,8 +70,8 @@ def test_replay_counts_the_leading_run_only() -> None:
 
 def test_replay_last_block_counts_the_tokens_the_prompt_has() -> None:
     """A prompt can't hit more tokens than it has."""
-    requests = (Request(0, 20, (0, 1)), Request(1, 20, (0, 1)))
-    outcome = infinite(Trace(name="t", block_tokens=16, requests=requests, unique=2))
+    requests = (TraceRequest(0, 20, 0, (0, 1)), TraceRequest(1, 20, 0, (0, 1)))
+    outcome = infinite(Trace(name="t", format="", block_tokens=16, requests=requests, unique=2))
     assert outcome == Outcome(token_hit=0.5, block_hit=0.5, recompute_seconds_saved=prefill_seconds(20))
 
 
@@ -93,7 +94,7 @@ def test_replay_hits_what_the_pool_itself_would_hit(seed: int, capacity: int) ->
     """A replay stands for a node only if `PoolState` over the same policy finds the same blocks, request by request."""
     trace = random_trace(seed, requests=60, branching=3, depth=5)
     pool, hits = PoolState(64 * capacity, make_policy("prefix-lru")), 0
-    for at_ns, _, blocks in trace.requests:
+    for at_ns, _, _, blocks, *_ in trace.requests:
         keys = [BlockKey(block.to_bytes(32, "big")) for block in blocks]
         got = pool.acquire(keys, owner="r", lease_ns=1, now_ns=at_ns)
         pool.release(got.lease_id, at_ns)
@@ -104,13 +105,13 @@ def test_replay_hits_what_the_pool_itself_would_hit(seed: int, capacity: int) ->
             granted = pool.reserve(items, owner="w", lease_ns=1, now_ns=at_ns)
             pool.commit(granted.lease_id, [item.key for item in items], at_ns)
             pool.release(granted.lease_id, at_ns)
-    assert replay(trace, make_policy("prefix-lru"), capacity).block_hit == hits / trace.references
+    assert replay(trace, make_policy("prefix-lru"), capacity).block_hit == hits / references(trace)
 
 
 def best_hits(trace: Trace, capacity: int) -> int:
     """Block hits of the best choice, by trying every set of blocks to keep after every request."""
     states = {frozenset[int](): 0}
-    for _, _, blocks in trace.requests:
+    for _, _, _, blocks, *_ in trace.requests:
         after: dict[frozenset[int], int] = {}
         for held, hits in states.items():
             run = 0
@@ -129,7 +130,7 @@ def best_hits(trace: Trace, capacity: int) -> int:
 def test_belady_is_the_best_of_all_choices(seed: int, capacity: int) -> None:
     """A bound that some policy could beat, or that none could reach, would make every gap a wrong figure."""
     trace = random_trace(seed, requests=8, branching=2, depth=3)
-    assert belady(trace, capacity).block_hit * trace.references == pytest.approx(best_hits(trace, capacity))
+    assert belady(trace, capacity).block_hit * references(trace) == pytest.approx(best_hits(trace, capacity))
 
 
 @pytest.mark.parametrize("name", POLICIES)
