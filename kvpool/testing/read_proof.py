@@ -43,6 +43,7 @@ _STUTTER_S: Final = 0.1
 _LONGEST_STOP_S: Final = 0.05
 _SETTLE_S: Final = 45.0
 _CALL_S: Final = 20.0
+_SILENCE_S: Final = 120.0
 _READER, _WRITER = "kvpool.testing.read_proof_reader", "kvpool.testing.read_proof_writer"
 _COUNTED: Final = ("evicted", "moved_bytes", "inserted", "corrupt", "touches", "touches_lost", "unindexed", "refused", "broken_cells")
 
@@ -50,7 +51,8 @@ _COUNTED: Final = ("evicted", "moved_bytes", "inserted", "corrupt", "touches", "
 @dataclass(kw_only=True)
 class Tally:
     """What happened. `caught_s`: when something was wrong, seconds after all had begun; `what`: in words. `left`: what is held at the end
-    though nobody is there, by name; `unbalanced`: how often the books didn't add up; `node`: its counters."""
+    though nobody is there, by name; `unbalanced`: how often the books didn't add up; `unanswered`: how often the node said nothing for
+    20 s, which a busy host may cause; `node`: its counters."""
 
     reach: str
     sabotage: str
@@ -62,6 +64,7 @@ class Tally:
     killed: int = 0
     crashed: int = 0
     unbalanced: int = 0
+    unanswered: int = 0
     left: dict[str, int] = field(default_factory=dict)
     done: Counter[str] = field(default_factory=Counter)
     node: dict[str, int] = field(default_factory=dict)
@@ -174,13 +177,22 @@ class Proof:
             process.send_signal(signal.SIGCONT)
 
     def _look(self) -> NodeDescription:
-        try:
-            node = self._runner.run(self._rpc.describe(_CALL_S))
-        except RemoteError as error:
-            state = "runs" if self.node.process.poll() is None else f"ended with {self.node.process.poll()}"
-            raise AssertionError(f"{error}; the node {state}: {''.join(self.node.log[-20:])}") from error
+        node = self._described()
         self.tally.unbalanced += node.free_bytes + node.used_bytes + node.pinned_bytes != node.capacity_bytes
         return node
+
+    def _described(self) -> NodeDescription:
+        """What the node says; on a busy host it may be asked more than once, as long as it runs and for `_SILENCE_S` at most."""
+        until = time.monotonic() + _SILENCE_S
+        while True:
+            try:
+                return self._runner.run(self._rpc.describe(_CALL_S))
+            except RemoteError as error:
+                self.tally.unanswered += 1
+                ended = self.node.process.poll()
+                if ended is not None or time.monotonic() > until:
+                    state = "runs" if ended is None else f"ended with {ended}"
+                    raise AssertionError(f"{error}; the node {state}: {''.join(self.node.log[-20:])}") from error
 
     def _settle(self) -> None:
         """Wait until nothing is held; what is held for too long is left."""

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from kvpool.errors import KvpoolError
-from kvpool.testing.read_proof import Tally, main, prove
+from kvpool.errors import DeadlineError, KvpoolError, UnavailableError
+from kvpool.request.pool import NodeDescription
+from kvpool.testing.read_proof import Proof, Tally, main, prove
 from kvpool.testing.read_proof_blocks import faults, fill, models
 from kvpool.testing.read_proof_sabotage import SABOTAGES
 from kvpool.transport.ucx.library import load_ucp
+from kvpool.wire.pool_client import PoolRpc
 
 LONGEST_S = 20.0
 
@@ -46,6 +48,28 @@ def test_run_in_which_nothing_was_read_is_no_proof() -> None:
     assert not _tally().as_expected
     for bad in ({"crashed": 1}, {"left": {"holds": 1}}, {"unbalanced": 1}, {"wrong": 1}):
         assert not _tally(**sound, **bad).as_expected
+
+
+def test_node_that_says_nothing_for_a_while_is_asked_again_and_one_that_has_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy host may take the node longer to answer than a call waits; that must not cost a long run."""
+    silent, describe = [DeadlineError("not now"), UnavailableError("nor now")], PoolRpc.describe
+
+    async def late(rpc: PoolRpc, timeout_s: float) -> NodeDescription:
+        if silent:
+            raise silent.pop()
+        return await describe(rpc, timeout_s)
+
+    monkeypatch.setattr(PoolRpc, "describe", late)
+    proof = Proof(Tally(reach="shm", sabotage="", readers=0), writers=0, capacity="4MiB", seed=1)
+    try:
+        proof.end()
+        assert (proof.tally.unanswered, proof.tally.left, proof.tally.unbalanced) == (2, {}, 0)
+        proof.node.process.kill()
+        proof.node.process.wait()
+        with pytest.raises(AssertionError, match="the node ended with -9"):
+            proof.end()
+    finally:
+        proof.stop()
 
 
 @pytest.mark.parametrize("at", [0, 8, 4096, 32 * 1024 - 8])
