@@ -51,12 +51,18 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.hashing
 	$(BIN)/python -m bench.ttft
 
-# Long runs that CI has no time for: a full node under mixed work, many seeds of the simulation, kill -9 at many points.
+# Long runs that CI has no time for: many seeds of the simulation, kill -9 at many points, a full node under mixed work, an engine whose
+# memory is full, and readers that check every word while a node, or a board alone, gives the bytes away at full speed.
 MINUTES ?= 10
 soak: $(STAMP)
 	$(BIN)/python -m kvpool.testing.sim --seeds 5000 --events 2000
 	$(BIN)/python -m kvpool.testing.kill_ssd --kills 200
 	$(BIN)/python -m kvpool.testing.soak --minutes $(MINUTES)
+	$(BIN)/python -m kvpool.testing.engine_soak --minutes $(MINUTES)
+	$(BIN)/python -m kvpool.testing.engine_soak --minutes $(MINUTES) --layout vattention
+	$(BIN)/python -m kvpool.testing.read_proof --seconds 300
+	$(BIN)/python -m kvpool.testing.read_proof --seconds 300 --reach tcp
+	$(BIN)/python -m kvpool.testing.board_proof --seconds 300
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
