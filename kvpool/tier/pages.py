@@ -64,13 +64,25 @@ def map_shared(descriptor: int, length: int, offset: int) -> Bytes:
 
     Unmapped with the last view of it. Raises `OSError`.
     """
-    place = mmap.mmap(-1, length + _HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    place = reserve(length + _HUGE)
     skip = (offset - np.frombuffer(place, np.uint8).ctypes.data) % _HUGE
     view = np.frombuffer(place, np.uint8, length, skip)  # nothing but the file's bytes: who locks a mapping locks all that its array has
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    if _libc.mmap(view.ctypes.data, length, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, offset) != view.ctypes.data:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    map_over(view.ctypes.data, length, mmap.PROT_READ | mmap.PROT_WRITE, descriptor, offset)
     return view
+
+
+def map_over(address: int, length: int, protection: int, descriptor: int, offset: int) -> None:
+    """Show `length` bytes of a file from `offset` on, shared, at `address` instead of what is mapped there; both are a page's.
+
+    Whoever mapped it before unmaps both. Raises `OSError`.
+    """
+    if _libc.mmap(address, length, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, offset) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def reserve(length: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
+    """Addresses without memory behind them, to map files over."""
+    return mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, protection)
 
 
 def make_huge(view: Bytes) -> None:

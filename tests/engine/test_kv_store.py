@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,23 @@ def test_virtual_layout_gathers_nothing_and_shares_pages() -> None:
     assert isinstance(virtual, VirtualKvStore)
     assert virtual.mapped_bytes == paged.gathered_bytes
     virtual.close()
+
+
+def test_window_stays_as_long_as_somebody_looks_at_it_and_no_longer() -> None:
+    """A pass that is under way when the engine closes must not die; and nothing may stay mapped."""
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:kvpool-kv")
+
+    before, store = maps(), filled(VirtualKvStore)
+    keys, values = store.read(0, 1, [5, 1, 9], pieces([5, 1, 9]), 192)
+    seen = keys.clone()
+    del values
+    store.close()
+    assert torch.equal(keys, seen)
+    assert maps() > before
+    del keys
+    assert maps() == before
 
 
 def test_windows_are_bounded_and_too_many_pieces_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

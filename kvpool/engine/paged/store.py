@@ -23,9 +23,9 @@ import torch
 from kvpool.block import Geometry
 from kvpool.engine.paged.blocks import Copy
 from kvpool.errors import ConfigError
+from kvpool.tier.pages import reserve
 
 Bytes = npt.NDArray[np.uint8]
-_MAP_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -113,7 +113,7 @@ class KvStore:
         return tuple(array.view(torch.uint8).numpy() for array in self._arrays)
 
     def _allocate(self, nbytes: int) -> mmap.mmap:
-        raw = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        raw = reserve(nbytes)
         raw.madvise(mmap.MADV_HUGEPAGE)  # the first touch of small pages takes about four times as long
         return raw
 

@@ -18,23 +18,21 @@ import ctypes
 import mmap
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from kvpool.block import Geometry
 from kvpool.engine.paged.store import KvStore, Piece
 from kvpool.errors import ConfigError, LocalError
+from kvpool.tier.pages import map_over, reserve
 
 MAX_MAPS = 40_000
 MAX_WINDOWS = 128
 MAX_RUNS = 32
-_FAILED = ctypes.c_void_p(-1).value
-_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_PROT_NONE = 0
 
 
 class _Window:
@@ -48,9 +46,12 @@ class _Window:
         self._blocks = blocks
         self.room = room
         self._runs: list[Piece] = []
-        self._nbytes = self._planes * room * self._part
-        self._address = _mapped(None, self._nbytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
-        memory = (ctypes.c_char * self._nbytes).from_address(self._address)
+        nbytes = self._planes * room * self._part
+        with _telling(nbytes):
+            place = reserve(nbytes, _PROT_NONE)
+        self._address = np.frombuffer(place, np.uint8).ctypes.data
+        memory = (ctypes.c_char * nbytes).from_address(self._address)
+        memory.place = place  # type: ignore[attr-defined]  # unmapped with the last view of it
         self.data = torch.frombuffer(memory, dtype=source.dtype).view(layers, heads, -1, dim)
 
     @property
@@ -67,14 +68,14 @@ class _Window:
                 for plane in range(self._planes):
                     target = self._address + (plane * self.room + at) * self._part
                     source = (plane * self._blocks + run.first) * self._part
-                    _mapped(target, run.length * self._part, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, self._file, source)
+                    with _telling(run.length * self._part):
+                        map_over(target, run.length * self._part, mmap.PROT_READ, self._file, source)
             at += run.length
         self._runs = list(runs)
 
     def close(self) -> None:
-        """Nobody may look at it any more."""
+        """Let go; its pages are unmapped with the last view of them."""
         del self.data
-        _libc.munmap(self._address, self._nbytes)
 
 
 class VirtualKvStore(KvStore):
@@ -94,7 +95,7 @@ class VirtualKvStore(KvStore):
         super().__init__(geometry, blocks)
 
     def close(self) -> None:
-        """Let go of windows and memory. Nobody may look at what `read` gave any more."""
+        """Let go of windows and memory, which go when nobody looks at them any more."""
         while self._windows:
             self._drop(next(iter(self._windows)))
         super().close()
@@ -137,9 +138,9 @@ class VirtualKvStore(KvStore):
             window.close()
 
 
-def _mapped(address: int | None, nbytes: int, protection: int, flags: int, file: int, offset: int) -> int:
-    found: int | None = _libc.mmap(address, nbytes, protection, flags, file, offset)
-    if found is None or found == _FAILED:
-        code = ctypes.get_errno()
-        raise LocalError(f"can't map {nbytes} bytes of KV: {os.strerror(code)}; raise vm.max_map_count or choose --layout paged")
-    return found
+@contextmanager
+def _telling(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LocalError(f"can't map {nbytes} bytes of KV: {error.strerror}; raise vm.max_map_count or choose --layout paged") from error
