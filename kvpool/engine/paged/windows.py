@@ -47,7 +47,7 @@ class _Window:
         self.room = room
         self._runs: list[Piece] = []
         nbytes = self._planes * room * self._part
-        with _telling(nbytes):
+        with _telling():
             place = reserve(nbytes, _PROT_NONE)
         self._address = np.frombuffer(place, np.uint8).ctypes.data
         memory = (ctypes.c_char * nbytes).from_address(self._address)
@@ -65,13 +65,16 @@ class _Window:
         for index, run in enumerate(runs):
             moved = moved or index >= len(self._runs) or self._runs[index] != run  # behind a run that changed all lie elsewhere
             if moved:
-                for plane in range(self._planes):
-                    target = self._address + (plane * self.room + at) * self._part
-                    source = (plane * self._blocks + run.first) * self._part
-                    with _telling(run.length * self._part):
-                        map_over(target, run.length * self._part, mmap.PROT_READ, self._file, source)
+                self._map(at, run)
             at += run.length
         self._runs = list(runs)
+
+    def _map(self, at: int, run: Piece) -> None:
+        with _telling():
+            for plane in range(self._planes):
+                target = self._address + (plane * self.room + at) * self._part
+                source = (plane * self._blocks + run.first) * self._part
+                map_over(target, run.length * self._part, mmap.PROT_READ, self._file, source)
 
     def close(self) -> None:
         """Let go; its pages are unmapped with the last view of them."""
@@ -139,8 +142,8 @@ class VirtualKvStore(KvStore):
 
 
 @contextmanager
-def _telling(nbytes: int) -> Iterator[None]:
+def _telling() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LocalError(f"can't map {nbytes} bytes of KV: {error.strerror}; raise vm.max_map_count or choose --layout paged") from error
+        raise LocalError(f"can't map a sequence's KV: {error.strerror}; raise vm.max_map_count or choose --layout paged") from error
