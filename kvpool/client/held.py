@@ -58,6 +58,10 @@ class Held:
         """Tell the node that the first `count` blocks were used."""
         self._board.touch(self.found, count)
 
+    def unchanged(self) -> bool:
+        """Whether the node, which is there with this process's session, has left all of them in place since they were found."""
+        return self._board.unchanged(self.found, 0, self.count) and self.reach.alive
+
     def release(self) -> None:
         """Let the node move and evict them again; twice is fine."""
         with self._lock:

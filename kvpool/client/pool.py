@@ -18,6 +18,7 @@ from typing import Self
 from kvpool.block import BlockKey, Namespace, chain_keys
 from kvpool.client import reading, writing
 from kvpool.client.core import CONTROL_S, Checksums, Core, check_checksums
+from kvpool.client.layered import LayerRun, layers
 from kvpool.client.nearby import Nearby
 from kvpool.client.retention import Retention, check_retention
 from kvpool.client.scoped import ScopedPool
@@ -105,6 +106,10 @@ class AsyncPoolClient:
         payload is valid only during the call. `deadline_ns` is monotonic.
         """
         return await reading.load(self._core, chain, first, counts, sink, deadline_ns)
+
+    async def layers(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], *, deadline_ns: int) -> LayerRun:
+        """The leading run of chain[first : first + len(counts)], to come layer by layer; of no blocks where only `load` will do."""
+        return await layers(self._core, chain, first, counts, deadline_ns)
 
     async def load_into(self, chain: Sequence[BlockKey], first: int, targets: Sequence[Payload], *, deadline_ns: int) -> int:
         """Fill `targets` with the leading run of chain[first : first + len(targets)], without a copy in between where possible.

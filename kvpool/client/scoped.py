@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kvpool.block import BlockKey
 from kvpool.client import reading, writing
 from kvpool.client.core import Core
+from kvpool.client.layered import LayerRun, layers
 from kvpool.client.transfer import Payload, Touch
 from kvpool.client.writing import Wish
 from kvpool.request import Scope
@@ -20,6 +21,10 @@ class ScopedPool:
     async def load(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Touch, *, deadline_ns: int) -> int:
         """See `AsyncPoolClient.load`."""
         return await reading.load(self._core, chain, first, counts, sink, deadline_ns)
+
+    async def layers(self, chain: Sequence[BlockKey], first: int, counts: Sequence[int], *, deadline_ns: int) -> LayerRun:
+        """See `AsyncPoolClient.layers`."""
+        return await layers(self._core, chain, first, counts, deadline_ns)
 
     async def load_into(self, chain: Sequence[BlockKey], first: int, targets: Sequence[Payload], *, deadline_ns: int) -> int:
         """See `AsyncPoolClient.load_into`."""

@@ -5,10 +5,16 @@ weights. oneDNN does that ahead: a pass of 16 tokens of SmolLM2 then takes about
 is memory of the process's own, where unpacked weights are mapped from the file and shared. The sums are the same up to rounding.
 """
 
+import logging
 from typing import Any
 
 import torch
 from torch import nn
+
+from kvpool.engine.hugepages import Span, enlarge
+from kvpool.units import MIB
+
+log = logging.getLogger(__name__)
 
 
 class PackedLinear(nn.Module):
@@ -18,6 +24,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
         self._bias = None if linear.bias is None else linear.bias.detach()
+
+    @property
+    def span(self) -> Span:
+        """Where the packed weights lie."""
+        start: int = torch.ops.mkldnn.data_ptr(self._packed)
+        return Span(start, start + torch.ops.mkldnn._nbytes(self._packed))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
@@ -57,4 +69,5 @@ def pack(network: Any) -> int:
         if id(child) not in packed:
             packed[id(child)] = PackedLinear(child)
         setattr(parent, name, packed[id(child)])
+    log.info("%d MiB of packed weights lie in large pages", enlarge(layer.span for layer in packed.values()) // MIB)
     return len(found)

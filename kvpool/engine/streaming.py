@@ -6,7 +6,9 @@ transfer + compute becomes little more than the longer of the two. A pass over a
 at a `Gate`, on the compute thread, so such a sequence has its pass to itself, and no longer than until the load's deadline. If a layer
 doesn't come (late, lost, damaged), the pass is dropped, the prefix with it, and all is computed as if nothing had been found.
 
-A store that can deliver layers is a `LayerStore`; from others blocks come whole, before the first pass.
+A store that can deliver layers is a `LayerStore`; from others blocks come whole, before the first pass. The pool's client is one for
+blocks in the memory of a node of this host (`kvpool/client/layered.py`): only there can a part of a block be known to be right before
+the whole is.
 """
 
 import threading
@@ -19,7 +21,10 @@ from kvpool.engine.store import Payload
 from kvpool.errors import UnavailableError
 
 LayerSink = Callable[[int, int, Payload], None]
-"""Called as sink(layer, i, part) with the validated KV of `layer` in chain[i]: the payload's bytes of that layer."""
+"""Called as sink(layer, i, part) with the validated KV of `layer` in chain[i]: the payload's bytes of that layer.
+
+What came of a layer may be used when its last block's part has come. `part` is valid only during the call.
+"""
 
 
 class LayersMissingError(UnavailableError):

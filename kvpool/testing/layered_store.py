@@ -26,7 +26,7 @@ class _Stream:
     async def run(self, sink: LayerSink, *, deadline_ns: int) -> bool:
         layers = len(self._store.geometry.layers)
         for layer in range(layers):
-            if layer == self._store.fail_layers_from:
+            if layer == self._store.fail_layers_from or time.monotonic_ns() >= deadline_ns:
                 return False
             parts = [payload.reshape(layers, -1)[layer] for payload in self._payloads]
             await self._store.transfer(sum(part.nbytes for part in parts))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvpool.engine.attention.dense import one_token
 from kvpool.engine.attention.partial import attend, causal, grouped, merge, ungrouped
 from kvpool.engine.attention.rotation import moved
 from kvpool.engine.attention.taint import Taint
@@ -90,7 +91,9 @@ class AttentionSession:
 def full_attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Causal attention ``[heads, n, dim]`` of the last n of the tokens over all of them."""
     n, tokens = queries.shape[1], keys.shape[1]
-    visible = None if n in (1, tokens) else causal(n, tokens - n, n, keys.device)
+    if n == 1:
+        return one_token(queries[None], keys[None], values[None], scale)[0]
+    visible = None if n == tokens else causal(n, tokens - n, n, keys.device)
     return functional.scaled_dot_product_attention(
-        queries[None], keys[None], values[None], attn_mask=visible, is_causal=1 < n == tokens, scale=scale, enable_gqa=True
+        queries[None], keys[None], values[None], attn_mask=visible, is_causal=n == tokens, scale=scale, enable_gqa=True
     )[0]

@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from kvpool.engine.attention.dense import one_token
 from kvpool.engine.paged.store import KvStore, Piece, pieces
 from kvpool.errors import ConfigError
 
@@ -102,9 +103,10 @@ class Pass:
             part = query[:, :, at:behind]
             if segment.reader is not None:
                 found = segment.reader.attend(layer, part, keys, values, start=segment.start, scale=scale)
+            elif behind - at == 1:
+                found = one_token(part, keys, values, scale)
             else:
-                causal = segment.start == 0 and behind - at > 1
-                found = scaled_dot_product_attention(part, keys, values, mask, is_causal=causal, scale=scale, enable_gqa=True)
+                found = scaled_dot_product_attention(part, keys, values, mask, is_causal=segment.start == 0, scale=scale, enable_gqa=True)
             output[at:behind] = found[0].transpose(0, 1)
             at = behind
         return output[None]
