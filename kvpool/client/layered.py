@@ -24,8 +24,8 @@ from kvpool.client.transfer import Payload
 from kvpool.tier.board import BoardReader
 from kvpool.units import MIB, SECOND
 
-WORTH_BYTES: Final = 16 * MIB
-"""Less is copied before a first layer would have been computed with."""
+WORTH_BYTES: Final = 64 * MIB
+"""Less is copied in some 15 ms, which is not worth a pass that has no company."""
 LayerTouch = Callable[[int, int, Payload], None]
 
 
