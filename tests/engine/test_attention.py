@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from kvpool.engine.attention.dense import one_token
 from kvpool.engine.model import Model, load_model
 from kvpool.engine.packed import packable
 from kvpool.engine.paged.attention import Segment
@@ -122,7 +123,7 @@ class Window:
     ) -> torch.Tensor:
         self.seen.append((layer, start, keys.shape[2]))
         keys, values = keys[:, :, -self.width :], values[:, :, -self.width :]
-        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True)
+        return one_token(query, keys, values, scale)
 
 
 def test_reader_of_one_sequence_leaves_the_others_alone(model: Model) -> None:
