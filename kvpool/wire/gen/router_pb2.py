@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/router.proto\x12\tkvpool.v1\"\x0e\n\x0cLoadsRequest\"4\n\nLoadReport\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.kvpool.v1.WorkerLoad\"\x8a\x01\n\nWorkerLoad\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x06 \x01(\x04\x12\x15\n\rdecode_tokens\x18\x07 \x01(\x04\x32\x43\n\x06Router\x12\x39\n\x05Loads\x12\x17.kvpool.v1.LoadsRequest\x1a\x15.kvpool.v1.LoadReport0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/router.proto\x12\tkvpool.v1\"\x0e\n\x0cLoadsRequest\"X\n\nLoadReport\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.kvpool.v1.WorkerLoad\x12\"\n\x07\x66lights\x18\x02 \x03(\x0b\x32\x11.kvpool.v1.Flight\"\x8a\x01\n\nWorkerLoad\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x06 \x01(\x04\x12\x15\n\rdecode_tokens\x18\x07 \x01(\x04\"r\n\x06\x46light\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08priority\x18\x02 \x01(\x11\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\x0c\n\x04tags\x18\x04 \x01(\x0c\x12\r\n\x05\x62\x65gun\x18\x05 \x01(\x08\x12\x0c\n\x04over\x18\x06 \x01(\x08\x12\x0c\n\x04held\x18\x07 \x01(\r2C\n\x06Router\x12\x39\n\x05Loads\x12\x17.kvpool.v1.LoadsRequest\x1a\x15.kvpool.v1.LoadReport0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADSREQUEST']._serialized_start=43
   _globals['_LOADSREQUEST']._serialized_end=57
   _globals['_LOADREPORT']._serialized_start=59
-  _globals['_LOADREPORT']._serialized_end=111
-  _globals['_WORKERLOAD']._serialized_start=114
-  _globals['_WORKERLOAD']._serialized_end=252
-  _globals['_ROUTER']._serialized_start=254
-  _globals['_ROUTER']._serialized_end=321
+  _globals['_LOADREPORT']._serialized_end=147
+  _globals['_WORKERLOAD']._serialized_start=150
+  _globals['_WORKERLOAD']._serialized_end=288
+  _globals['_FLIGHT']._serialized_start=290
+  _globals['_FLIGHT']._serialized_end=404
+  _globals['_ROUTER']._serialized_start=406
+  _globals['_ROUTER']._serialized_end=473
 # @@protoc_insertion_point(module_scope)

@@ -11,10 +11,12 @@ class LoadsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "flights")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FLIGHTS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
+    flights: _containers.RepeatedCompositeFieldContainer[Flight]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., flights: _Optional[_Iterable[_Union[Flight, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("role", "id", "incarnation", "active", "queued", "backlog_tokens", "decode_tokens")
@@ -33,3 +35,21 @@ class WorkerLoad(_message.Message):
     backlog_tokens: int
     decode_tokens: int
     def __init__(self, role: _Optional[str] = ..., id: _Optional[str] = ..., incarnation: _Optional[int] = ..., active: _Optional[int] = ..., queued: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ...) -> None: ...
+
+class Flight(_message.Message):
+    __slots__ = ("number", "priority", "first", "tags", "begun", "over", "held")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    priority: int
+    first: int
+    tags: bytes
+    begun: bool
+    over: bool
+    held: int
+    def __init__(self, number: _Optional[int] = ..., priority: _Optional[int] = ..., first: _Optional[int] = ..., tags: _Optional[bytes] = ..., begun: _Optional[bool] = ..., over: _Optional[bool] = ..., held: _Optional[int] = ...) -> None: ...

@@ -45,7 +45,8 @@ class RouterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Loads(self, request, context):
-        """What the answering router keeps workers busy with: all of it, several times a second, for as long as the caller reads.
+        """What the answering router keeps workers busy with and what is computed for its requests: all of it, several times a second and
+        whenever the latter changes, for as long as the caller reads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
