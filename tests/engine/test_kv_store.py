@@ -1,6 +1,7 @@
 """The bytes of blocks, in both layouts: the same ones, wherever the blocks lie."""
 
 import random
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,24 @@ def test_scattered_blocks_are_read_in_order(kind: type[KvStore]) -> None:
     assert (read[1][0, 0, 192] == 7.0).all()
     del keys, values
     store.close()
+
+
+def test_memory_that_was_touched_is_not_waited_for_again() -> None:
+    """A first load would spend its time on pages; no more is taken than there is."""
+    geometry = Geometry.uniform(layers=30, kv_heads=4, head_dim=16, block_tokens=64, dtype="float32")
+
+    def faults(touched: bool) -> int:
+        store = KvStore(geometry, 4000)
+        if touched:
+            store.touch(100)
+        payload = np.zeros(geometry.payload_bytes(64), np.uint8)
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        store.write_block(0, 64, payload)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    assert faults(touched=False) >= 240  # a page in each layer and head, of keys and values
+    assert faults(touched=True) < 120
+    KvStore(GEOMETRY, 1).touch(1 << 30)
 
 
 def test_virtual_layout_gathers_nothing_and_shares_pages() -> None:
