@@ -76,7 +76,8 @@ async def serve(config: Config, model: TextModel) -> None:
         membership = stack.enter_context(await asyncio.to_thread(open_membership, config.cluster))
         services = _services(config, model, membership, stack)
         await stack.enter_async_context(services.recorder.written(config.record, model.name, services.clock.now_ns()))
-        replicas = Replicas(membership, services.dispatcher.fleet, config.guard, MonotonicClock())
+        dispatcher = services.dispatcher
+        replicas = Replicas(membership, dispatcher.fleet, dispatcher.entrance.shared, config.guard, MonotonicClock())
         services.metrics.routers_heard.set_function(lambda: replicas.heard)
         tls = ServerTls.of(config.guard.security, config.client_ca)
         config.guard.check_listen(f"{config.host}:{config.port}")

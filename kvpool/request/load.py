@@ -1,4 +1,4 @@
-"""What one router keeps a worker busy with, as it tells the others."""
+"""What one router tells the others: what it keeps workers busy with, and what is being computed for its requests."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,32 @@ class WorkerLoad(NamedTuple):
 LoadReport = tuple[WorkerLoad, ...]
 """All workers that a router keeps busy with something."""
 
-MAX_WORKERS = 4096
-"""In one report."""
+
+class FlightTold(NamedTuple):
+    """Blocks that are being computed for a request of the router that tells: block `first` of a chain and those behind it.
+
+    `number` is that router's, for ever; `tags`: the first `TAG_BYTES` of each block's key; `begun`: a worker is at it. When it is `over`,
+    the pool holds the `held` leading blocks of the chain.
+    """
+
+    number: int
+    priority: int
+    first: int
+    tags: tuple[bytes, ...]
+    begun: bool = False
+    over: bool = False
+    held: int = 0
+
+
+class RouterReport(NamedTuple):
+    """All that a router tells; it replaces what it told before."""
+
+    workers: LoadReport = ()
+    flights: tuple[FlightTold, ...] = ()
+
+
+TAG_BYTES = 8
+MAX_WORKERS, MAX_FLIGHTS, MAX_TAGS = 4096, 256, 8192
+"""In one report; tags of all its flights together."""
 REPORT_S = 0.2
 """How often a router tells."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from kvpool.errors import KvpoolError
-from kvpool.request.load import LoadReport
+from kvpool.request.load import FlightTold, RouterReport
 from kvpool.wire.auth import recheck
 from kvpool.wire.gen import router_pb2 as pb
 from kvpool.wire.gen import router_pb2_grpc as rpc
@@ -17,7 +17,7 @@ from kvpool.wire.status import code_of
 class LoadsHandler(Protocol):
     """What a router tells others. Raises kvpool errors."""
 
-    def loads(self) -> AsyncGenerator[LoadReport, None]:
+    def loads(self) -> AsyncGenerator[RouterReport, None]:
         """A report at least every `REPORT_S`, without end; `UnavailableError` when there are too many listeners."""
         ...
 
@@ -37,6 +37,15 @@ class _Servicer(rpc.RouterServicer):
             async with aclosing(self._handler.loads()) as reports:
                 async for report in reports:
                     recheck()
-                    await context.write(pb.LoadReport(workers=[pb.WorkerLoad(**load._asdict()) for load in report]))
+                    await context.write(_spelled(report))
         except KvpoolError as error:
             await context.abort(code_of(error), str(error))
+
+
+def _spelled(report: RouterReport) -> Any:
+    workers = [pb.WorkerLoad(**load._asdict()) for load in report.workers]
+    return pb.LoadReport(workers=workers, flights=[_flight(flight) for flight in report.flights])
+
+
+def _flight(flight: FlightTold) -> Any:
+    return pb.Flight(**flight._asdict() | {"tags": b"".join(flight.tags)})

@@ -4,19 +4,31 @@
 failed, or is overdue (`timeout_s`, or three times what was expected, after a worker began). Then it looks again: what is there now, who
 else computes the rest, and if nobody does it leads itself. So of the followers of a leader that died, the first one to wake is the next
 leader and the others follow it. Nobody follows more than `MAX_FOLLOWED` leaders, nor beyond its own deadline.
+
+With other routers (`router/replicas`) their flights count too (`kvpool.policy.admission.abroad`). A new leader tells of its flight at once
+and goes on after `SETTLE_S`, if nobody who goes before it has told of the same blocks meanwhile; else it follows that one. A flight of a
+router that is lost, silent, or takes longer than `timeout_s` for it, is over.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvpool.block import BlockKey
 from kvpool.clock import Clock
+from kvpool.policy.admission.abroad import Abroad, Elsewhere, goes_before, told, within_limits
 from kvpool.policy.admission.single import Flight, Flights
+from kvpool.request.load import MAX_FLIGHTS, FlightTold
 from kvpool.units import SECOND
 
 MAX_FOLLOWED = 3
+SETTLE_S = 0.02
+"""How long news of a new flight may take to reach the other routers; nobody waits for it where there are none."""
 _LOOK_S = 1.0
+_LOOK_ABROAD_S = 0.2
+_TOLD_NS = 2 * SECOND
+"""How long the end of a flight is told: longer than what is told counts."""
 _LENIENCY = 3.0
 """How many times as long as expected a leader may take."""
 
@@ -26,6 +38,7 @@ class Led:
     """What a request computes for others too."""
 
     flight: Flight
+    number: int
     over: asyncio.Future[None]
     overdue_ns: int = 0
     """When its followers give it up; set when a worker begins."""
@@ -33,12 +46,24 @@ class Led:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Since the start: requests that led, that followed, leaders that were given up by their followers, and requests promoted to lead."""
+    """Since the start: requests that led, that followed, leaders that were given up by their followers, and requests promoted to lead.
+
+    `abroad`: waits for other routers' leaders, which count as followed too.
+    """
 
     led: int = 0
     followed: int = 0
     overdue: int = 0
     promoted: int = 0
+    abroad: int = 0
+
+
+@dataclass(slots=True)
+class _Wait:
+    """How one request has fared so far: leading blocks that are there, leaders it has followed."""
+
+    held: int
+    followed: int = 0
 
 
 class SharedWork:
@@ -51,7 +76,15 @@ class SharedWork:
         self._timeout_ns = int(timeout_s * SECOND)
         self._flights = Flights()
         self._led: dict[Flight, Led] = {}
+        self._numbers = 0
+        self._ended: deque[tuple[int, FlightTold]] = deque(maxlen=MAX_FLIGHTS)
+        self._abroad = Abroad()
+        self._moved = asyncio.Event()
         self.counts = Counts()
+        self.me = ""
+        """What other routers call this one; "" while it isn't one of several."""
+        self.on_changed: Callable[[], None] = lambda: None
+        """Called when there is something new to tell."""
 
     def __len__(self) -> int:
         return len(self._led)
@@ -63,43 +96,121 @@ class SharedWork:
 
         Returns how many are there then, what the request is to compute for all if it is worth telling, and how many leaders it followed.
         """
-        followed = 0
+        wait = _Wait(held)
         if not self._least:
-            return held, None, followed
-        while followed < MAX_FOLLOWED and self._clock.now_ns() < deadline_ns:
-            found = self._flights.find(keys, held, priority=priority)
-            if found is None or found[1] * block_tokens < self._least:
-                break
-            flight, blocks = found
-            followed += 1
-            self.counts.followed += 1
-            flight.followers += 1
-            try:
-                await self._wait(self._led[flight], deadline_ns)
-            finally:
-                flight.followers -= 1
-            held = max(held, min(flight.held, held + blocks))
-        if (len(keys) - held) * block_tokens < self._least:
-            return held, None, followed
-        return held, self._lead(request_id, keys, held, priority, promoted=followed > 0), followed
+            return held, None, 0
+        least = -(-self._least // block_tokens)
+        while True:
+            await self._follow(wait, keys, least, priority, deadline_ns)
+            if len(keys) - wait.held < least:
+                return wait.held, None, wait.followed
+            led = self._lead(request_id, keys, wait.held, priority, promoted=wait.followed > 0)
+            if wait.followed >= MAX_FOLLOWED or not await self._gives_way(led, keys, least, priority):
+                return wait.held, led, wait.followed
+            self.end(led, led.flight.first)
+
+    def heard(self, router: str, flights: Sequence[FlightTold]) -> None:
+        """What another router tells of its flights."""
+        self._abroad.heard(router, flights, self._clock.now_ns())
+        self._move()
+
+    def lost(self, router: str) -> None:
+        """Another router can't be heard any more."""
+        self._abroad.lost(router)
+        self._move()
+
+    def told(self) -> tuple[FlightTold, ...]:
+        """What the other routers are told of the flights here."""
+        now_ns = self._clock.now_ns()
+        while self._ended and now_ns - self._ended[0][0] > _TOLD_NS:
+            self._ended.popleft()
+        return within_limits([*(flight for _, flight in self._ended), *(told(led.number, led.flight) for led in self._led.values())])
 
     def begun(self, led: Led, expected_s: float = 0.0) -> None:
         """A worker is at it, and expected to need so long (0: unknown). A retry begins anew."""
-        led.flight.begun = True
+        if not led.flight.begun:
+            led.flight.begun = True
+            self.on_changed()
         led.overdue_ns = self._clock.now_ns() + max(self._timeout_ns, int(_LENIENCY * expected_s * SECOND))
 
     def end(self, led: Led, held: int) -> None:
         """It is over: `held` leading blocks of its chain are in the pool. Again: nothing."""
         if self._led.pop(led.flight, None) is not None:
             self._flights.end(led.flight, held)
+            self._ended.append((self._clock.now_ns(), told(led.number, led.flight, over=True)))
             led.over.set_result(None)
+            self.on_changed()
 
     def _lead(self, request_id: str, keys: Sequence[BlockKey], held: int, priority: int, *, promoted: bool) -> Led:
         flight = self._flights.lead(request_id, keys, held, priority=priority)
-        led = self._led[flight] = Led(flight, asyncio.get_running_loop().create_future())
+        self._numbers += 1
+        led = self._led[flight] = Led(flight, self._numbers, asyncio.get_running_loop().create_future())
         self.counts.led += 1
         self.counts.promoted += promoted
+        self.on_changed()
         return led
+
+    async def _follow(self, wait: _Wait, keys: Sequence[BlockKey], least: int, priority: int, deadline_ns: int) -> None:
+        """Wait for whoever computes the first missing block, here or elsewhere, as long as that brings `least` blocks at once."""
+        while wait.followed < MAX_FOLLOWED and (now_ns := self._clock.now_ns()) < deadline_ns:
+            found = self._flights.find(keys, wait.held, priority=priority)
+            if found is not None and found[1] >= least:
+                flight, blocks = found
+                there = await self._wait_here(flight, deadline_ns)
+            else:
+                far = self._abroad.find(keys, wait.held, priority=priority, now_ns=now_ns)
+                if far is None or far[1] < least:
+                    return
+                one, blocks = far
+                there = await self._wait_abroad(one, deadline_ns)
+            wait.followed += 1
+            self.counts.followed += 1
+            wait.held = max(wait.held, min(there, wait.held + blocks))
+
+    async def _gives_way(self, led: Led, keys: Sequence[BlockKey], least: int, priority: int) -> bool:
+        """Whether another router turns out to compute the same, and goes before."""
+        first = led.flight.first
+        if not self.me or not self._abroad.anybody(self._clock.now_ns()):
+            return False
+        try:
+            await asyncio.sleep(SETTLE_S)
+        except asyncio.CancelledError:
+            self.end(led, first)
+            raise
+        rival = self._abroad.find(keys, first, priority=priority, now_ns=self._clock.now_ns())
+        return rival is not None and rival[1] >= least and goes_before(rival[0], self.me)
+
+    async def _wait_here(self, flight: Flight, deadline_ns: int) -> int:
+        """Until a flight of this router is over; how many leading blocks of its chain are there then."""
+        flight.followers += 1
+        try:
+            await self._wait(self._led[flight], deadline_ns)
+        finally:
+            flight.followers -= 1
+        return flight.held
+
+    async def _wait_abroad(self, one: Elsewhere, deadline_ns: int) -> int:
+        """The same for a flight of another router; 0 when it isn't known."""
+        self.counts.abroad += 1
+        begun_ns = 0
+        while (flight := self._abroad.now(one, now_ns := self._clock.now_ns())) is not None and now_ns < deadline_ns:
+            if flight.over:
+                return flight.held
+            begun_ns = begun_ns or (now_ns if flight.begun else 0)
+            if begun_ns and now_ns - begun_ns >= self._timeout_ns:
+                self.counts.overdue += 1
+                self._abroad.drop(one)
+                return 0
+            try:
+                async with asyncio.timeout(_LOOK_ABROAD_S):
+                    await self._moved.wait()
+            except TimeoutError:
+                continue
+        return 0
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def _wait(self, led: Led, deadline_ns: int) -> None:
         """Until it is over. One that takes too long is given up, for all its followers."""

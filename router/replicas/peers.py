@@ -1,8 +1,8 @@
-"""Tells the other routers what this one keeps workers busy with, and hears what they do.
+"""Tells the other routers what this one keeps workers busy with and what is computed for its requests, and hears what they do.
 
 Each router serves its reports by gRPC (`kvpool.wire.router_server`), at the address `loads` in its member record, and reads those of all
 others that the view names. A router that dies breaks its stream, and what it said is dropped at once; one that falls silent is dropped by
-the age of its report (`table.py`). It is tried again while the view names it.
+the age of its report (`table.py`). It is tried again while the view names it. Routers know each other by those addresses.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from typing import Protocol
 from kvpool.clock import Clock
 from kvpool.cluster import Member
 from kvpool.errors import KvpoolError, UnavailableError
-from kvpool.request.load import MAX_WORKERS, REPORT_S, LoadReport, WorkerLoad
+from kvpool.request.load import MAX_WORKERS, REPORT_S, LoadReport, RouterReport, WorkerLoad
 from router.fleet import ClusterView, Fleet
+from router.queue.shared import SharedWork
 from router.replicas.table import LoadTable
 from router.worker import ROLES
 
@@ -24,6 +25,8 @@ log = logging.getLogger("router.replicas")
 LOADS_INFO = "loads"
 """In a router's member record: where its reports are to be had, host:port."""
 MAX_LISTENERS = 64
+_GAP_S = 0.005
+"""Between two reports at least; what changes meanwhile is in the next one."""
 _PATIENCE_S = 2.0
 _FIRST_PAUSE_S = 0.2
 _LAST_PAUSE_S = 5.0
@@ -34,7 +37,7 @@ Id = tuple[str, int]
 class LoadsPort(Protocol):
     """A connection to another router (`kvpool.wire.router_client.RouterRpc`). Raises kvpool errors."""
 
-    def loads(self, patience_s: float) -> AsyncGenerator[LoadReport, None]:
+    def loads(self, patience_s: float) -> AsyncGenerator[RouterReport, None]:
         """Its reports, without end."""
         ...
 
@@ -46,21 +49,41 @@ class LoadsPort(Protocol):
 class Reports:
     """The `LoadsHandler` of this router."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, shared: SharedWork) -> None:
         self._fleet = fleet
+        self._shared = shared
         self._listeners = 0
+        self._changed = asyncio.Event()
+        self._version = 0
+        shared.on_changed = self._change
 
-    async def loads(self) -> AsyncGenerator[LoadReport, None]:
+    async def loads(self) -> AsyncGenerator[RouterReport, None]:
         """See `LoadsHandler`."""
         if self._listeners >= MAX_LISTENERS:
             raise UnavailableError(f"{MAX_LISTENERS} routers listen already, which is the limit")
         self._listeners += 1
         try:
             while True:
-                yield self.report()
-                await asyncio.sleep(REPORT_S)
+                version = self._version
+                yield RouterReport(self.report(), self._shared.told())
+                await asyncio.sleep(_GAP_S)
+                if version == self._version:
+                    await self._news()
         finally:
             self._listeners -= 1
+
+    def _change(self) -> None:
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _news(self) -> None:
+        """Wait until it is time for a report, or the flights change."""
+        try:
+            async with asyncio.timeout(REPORT_S - _GAP_S):
+                await self._changed.wait()
+        except TimeoutError:
+            return
 
     def report(self) -> LoadReport:
         """What this router keeps workers busy with now."""
@@ -69,12 +92,13 @@ class Reports:
 
 
 class Peers:
-    """Hears the other routers and tells `fleet`. Lives on one event loop: `start`, then `await close()`."""
+    """Hears the other routers and tells `fleet` and `shared`. Lives on one event loop: `start`, then `await close()`."""
 
-    def __init__(self, view: ClusterView, fleet: Fleet, connect: Callable[[str], LoadsPort], clock: Clock) -> None:
+    def __init__(self, view: ClusterView, fleet: Fleet, shared: SharedWork, connect: Callable[[str], LoadsPort], clock: Clock) -> None:
         """`connect` makes a port from host:port."""
         self._view = view
         self._fleet = fleet
+        self._shared = shared
         self._connect = connect
         self._clock = clock
         self._me = ""
@@ -92,7 +116,7 @@ class Peers:
     def start(self, me: str) -> None:
         """Follow the view from now on; `me` is where this router's own reports are to be had. Call on the event loop."""
         loop = asyncio.get_running_loop()
-        self._me = me
+        self._me = self._shared.me = me
 
         def moved(members: tuple[Member, ...]) -> None:
             if not loop.is_closed():
@@ -134,7 +158,8 @@ class Peers:
             try:
                 async with aclosing(port.loads(_PATIENCE_S)) as reports:
                     async for report in reports:
-                        self._table.heard(router, report, self._clock.now_ns())
+                        self._table.heard(router, report.workers, self._clock.now_ns())
+                        self._shared.heard(address, report.flights)
                         pause_s, said = _FIRST_PAUSE_S, ""
             except KvpoolError as error:
                 if str(error) != said:
@@ -142,6 +167,7 @@ class Peers:
                 said = str(error)
             finally:
                 self._table.lost(router)
+                self._shared.lost(address)
                 await port.close()
             await asyncio.sleep(pause_s)
             pause_s = min(_LAST_PAUSE_S, 2 * pause_s)

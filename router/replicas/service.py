@@ -7,6 +7,7 @@ from kvpool.wire.guard import Guard
 from kvpool.wire.router_client import RouterRpc
 from kvpool.wire.router_server import add_loads
 from router.fleet import ClusterView, Fleet
+from router.queue.shared import SharedWork
 from router.replicas.peers import Peers, Reports
 
 _STOP_S = 0.5
@@ -15,10 +16,10 @@ _STOP_S = 0.5
 class Replicas:
     """`await start(...)`, then it tells and hears until `await close()`."""
 
-    def __init__(self, view: ClusterView, fleet: Fleet, guard: Guard, clock: Clock) -> None:
-        self._fleet = fleet
+    def __init__(self, view: ClusterView, fleet: Fleet, shared: SharedWork, guard: Guard, clock: Clock) -> None:
         self._guard = guard
-        self._peers = Peers(view, fleet, lambda address: RouterRpc(address, guard.security), clock)
+        self._reports = Reports(fleet, shared)
+        self._peers = Peers(view, fleet, shared, lambda address: RouterRpc(address, guard.security), clock)
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -29,7 +30,7 @@ class Replicas:
     async def start(self, host: str, port: int, advertise: str) -> str:
         """Listen at `host` and `port` (0: any free one); where others, who reach `advertise`, find the reports. Raises `ConfigError`."""
         self._server = self._guard.server()
-        add_loads(self._server, Reports(self._fleet))
+        add_loads(self._server, self._reports)
         bound = self._guard.bind(self._server, f"{_spelled(host)}:{port}")
         await self._server.start()
         address = f"{_spelled(advertise)}:{bound.rpartition(':')[2]}"

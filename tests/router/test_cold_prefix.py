@@ -1,17 +1,20 @@
 """A cold prefix that many want at once is computed once, whatever happens to who computes it; in virtual time."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, UnavailableError
 from kvpool.request import Sampling, Scope
+from kvpool.request.load import RouterReport
 from kvpool.units import SECOND
 from router.assemble import build_dispatcher
 from router.dispatch import Dispatcher
 from router.job import Job, Trace
+from router.replicas.peers import LOADS_INFO, Peers, Reports
 from router.settings import Limits
 from router.testing.cluster import ScriptedCluster
 from router.testing.loop import VirtualLoop, run_virtual
@@ -21,6 +24,27 @@ from router.testing.workers import Fault
 BLOCK = 16
 PREFIX = tuple(range(1500))
 FIRST_BLOCKS = len(PREFIX) // BLOCK
+
+
+class Wire:
+    """One router's end of what another one tells: `delay_s` late, and nothing any more once that one is dead."""
+
+    def __init__(self, reports: Reports, delay_s: float) -> None:
+        self.reports = reports
+        self.delay_s = delay_s
+        self.dead = False
+
+    async def loads(self, patience_s: float) -> AsyncGenerator[RouterReport, None]:
+        """See `LoadsPort`."""
+        async with aclosing(self.reports.loads()) as stream:
+            async for report in stream:
+                if self.dead:
+                    raise UnavailableError("gone")
+                await asyncio.sleep(self.delay_s)
+                yield report
+
+    async def close(self) -> None:
+        """See `LoadsPort`."""
 
 
 class World:
@@ -34,6 +58,8 @@ class World:
         self.prefill = [self.add("prefill", number) for number in range(1, prefill + 1)]
         self.decode = [self.add("decode", number) for number in range(11, 11 + decode)]
         self.routers = [self.router()]
+        self.wires: list[Wire] = []
+        self.peers: list[Peers] = []
         self.traces: list[Trace] = []
 
     def add(self, role: str, number: int) -> PooledWorker:
@@ -49,6 +75,19 @@ class World:
         )
         dispatcher.fleet.start()
         return dispatcher
+
+    async def together(self, count: int, *, delay_s: float = 0.002) -> None:
+        """Have `count` routers that tell each other of their flights."""
+        self.routers += [self.router() for _ in range(count - len(self.routers))]
+        for number, router in enumerate(self.routers):
+            wire = Wire(Reports(router.fleet, router.entrance.shared), delay_s)
+            self.wires.append(wire)
+            self.cluster.add("router", wire, id=f"{100 + number:032x}", info={LOADS_INFO: str(number)})
+        for number, router in enumerate(self.routers):
+            peers = Peers(self.cluster, router.fleet, router.entrance.shared, lambda address: self.wires[int(address)], self.loop)
+            peers.start(str(number))
+            self.peers.append(peers)
+        await asyncio.sleep(0.1)
 
     def ask(
         self, number: int, *, router: int = 0, prefix: tuple[int, ...] = PREFIX, timeout_s: float = 120.0, **more: Any
@@ -74,6 +113,8 @@ class World:
 
     async def close(self) -> None:
         """Afterwards nobody is busy, in line, or followed."""
+        for peers in self.peers:
+            await peers.close()
         for router in self.routers:
             await router.calls.close()
             workers = [*router.fleet.alive("prefill"), *router.fleet.alive("decode")]
@@ -228,8 +269,8 @@ def test_prefixes_that_differ_wait_for_nobody() -> None:
     run_virtual(work)
 
 
-def test_two_routers_compute_it_twice_at_most() -> None:
-    """Flights are each router's own; that is the stated bound."""
+def test_two_routers_that_know_nothing_of_each_other_compute_it_twice_at_most() -> None:
+    """While they can't hear each other; that is the stated bound."""
 
     async def work(loop: VirtualLoop) -> None:
         world = World(loop)
@@ -237,6 +278,94 @@ def test_two_routers_compute_it_twice_at_most() -> None:
         await asyncio.gather(*(world.ask(number, router=number % 2) for number in range(100)))
         assert max(times_computed(world)) <= 2
         assert max(len(worker.calls) for worker in world.decode) <= 1.5 * 100 / 3
+        await world.close()
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.001, 0.05])
+def test_routers_that_hear_each_other_compute_it_once(apart_s: float) -> None:
+    """Whether its requests come at once, in the moment that news takes, or while it is being computed."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop)
+        await world.together(3)
+
+        async def ask(number: int) -> list[int]:
+            await asyncio.sleep(apart_s * (number % 3))
+            return await world.ask(number, router=number % 3)
+
+        answers = await asyncio.gather(*(ask(number) for number in range(90)))
+        assert all(len(answer) == 4 for answer in answers)
+        assert times_computed(world) == {1}
+        assert sum(len(worker.calls) for worker in world.prefill) == 1
+        assert sum(router.entrance.shared.counts.abroad for router in world.routers) >= 2
+        await world.close()
+
+    run_virtual(work)
+
+
+def test_flights_of_a_router_that_dies_end_and_another_one_computes_it() -> None:
+    """Its requests are lost with it, those of the others aren't."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop)
+        for worker in world.prefill:
+            worker.faults.append(Fault(kind="hang"))
+        await world.together(2)
+        lost = asyncio.ensure_future(world.ask(0, router=0))
+        await asyncio.sleep(0.5)
+        rest = [asyncio.ensure_future(world.ask(number, router=1)) for number in range(1, 20)]
+        await asyncio.sleep(1)
+        assert len(world.routers[1].entrance.shared) == 0
+        for worker in world.prefill:
+            worker.faults.clear()
+        began_s = loop.time()
+        world.wires[0].dead = True
+        answers = await asyncio.gather(*rest)
+        assert all(len(answer) == 4 for answer in answers)
+        assert times_computed(world) == {1}
+        assert loop.time() - began_s < 2
+        lost.cancel()
+        await asyncio.wait([lost])
+        await world.close()
+
+    run_virtual(work)
+
+
+def test_news_that_is_late_costs_a_second_computation_and_no_more() -> None:
+    """Nobody waits for certainty."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop)
+        await world.together(2, delay_s=0.3)
+        answers = await asyncio.gather(*(world.ask(number, router=number % 2) for number in range(40)))
+        assert all(len(answer) == 4 for answer in answers)
+        assert max(times_computed(world)) <= 2
+        await world.close()
+
+    run_virtual(work)
+
+
+def test_leader_elsewhere_that_takes_too_long_is_given_up() -> None:
+    """The same limit as for one's own."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop, limits=Limits(follow_timeout_s=3, stall_timeout_s=60))
+        for worker in world.prefill:
+            worker.faults.append(Fault(kind="hang"))
+        await world.together(2)
+        stuck = asyncio.ensure_future(world.ask(0, router=0))
+        await asyncio.sleep(0.5)
+        for worker in world.prefill:
+            worker.faults.clear()
+        began_s = loop.time()
+        answers = await asyncio.gather(*(world.ask(number, router=1) for number in range(1, 20)))
+        assert all(len(answer) == 4 for answer in answers)
+        assert 2 < loop.time() - began_s < 6
+        assert times_computed(world) == {1}
+        stuck.cancel()
+        await asyncio.wait([stuck])
         await world.close()
 
     run_virtual(work)

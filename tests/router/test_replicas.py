@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from time import monotonic_ns
+from typing import Any
 
 import pytest
 
+from kvpool.block import chain_keys
 from kvpool.clock import MonotonicClock
 from kvpool.errors import UnavailableError
 from kvpool.policy.routing import WorkerRef
-from kvpool.request.load import LoadReport, WorkerLoad
+from kvpool.request.load import LoadReport, RouterReport, WorkerLoad
 from kvpool.units import SECOND
 from kvpool.wire.guard import OPEN
 from router.fleet import Fleet
+from router.queue.shared import SharedWork
 from router.replicas.peers import LOADS_INFO, MAX_LISTENERS, Peers, Reports
 from router.replicas.service import Replicas
 from router.replicas.table import MAX_AGE_NS, LoadTable
@@ -31,6 +35,10 @@ def _cluster(workers: int = 2) -> ScriptedCluster:
     for number in range(1, workers + 1):
         cluster.add("decode", ScriptedWorker(lambda prompt, position: 7), id=f"{number:032x}")
     return cluster
+
+
+def _shared(clock: MonotonicClock | VirtualLoop) -> SharedWork:
+    return SharedWork(clock, least_tokens=8, timeout_s=30)
 
 
 def _fleet(cluster: ScriptedCluster, clock: MonotonicClock | VirtualLoop) -> Fleet:
@@ -71,7 +79,7 @@ async def test_two_routers_see_each_others_load_over_grpc_and_forget_the_one_tha
     """The real thing on loopback: a request of one counts at the other, until it ends or its router does."""
     cluster, clock = _cluster(), MonotonicClock()
     fleets = [_fleet(cluster, clock) for _ in range(2)]
-    routers = [Replicas(cluster, fleet, OPEN, clock) for fleet in fleets]
+    routers = [Replicas(cluster, fleet, _shared(clock), OPEN, clock) for fleet in fleets]
     for number, router in enumerate(routers):
         address = await router.start("127.0.0.1", 0, "127.0.0.1")
         cluster.add("router", None, id=f"{100 + number:032x}", info={LOADS_INFO: address})
@@ -91,6 +99,31 @@ async def test_two_routers_see_each_others_load_over_grpc_and_forget_the_one_tha
         await fleet.close()
 
 
+async def test_flight_of_one_router_is_followed_at_the_other_over_grpc() -> None:
+    """From the leader's start to what it published; the stream carries keys' tags, not keys."""
+    cluster, clock = _cluster(), MonotonicClock()
+    fleets, works = [_fleet(cluster, clock) for _ in range(2)], [_shared(clock) for _ in range(2)]
+    routers = [Replicas(cluster, fleet, work, OPEN, clock) for fleet, work in zip(fleets, works, strict=True)]
+    for number, router in enumerate(routers):
+        address = await router.start("127.0.0.1", 0, "127.0.0.1")
+        cluster.add("router", None, id=f"{100 + number:032x}", info={LOADS_INFO: address})
+    await _until(lambda: all(router.heard for router in routers))
+    keys = chain_keys(bytes(32), range(64), 4)
+    how: dict[str, Any] = {"block_tokens": 4, "priority": 0, "deadline_ns": monotonic_ns() + 30 * SECOND}
+    _, led, _ = await works[0].join("a", keys, 2, **how)
+    assert led is not None
+    works[0].begun(led)
+    await _until(lambda: bool(works[1]._abroad.find(keys, 2, priority=0, now_ns=clock.now_ns())))
+    follower = asyncio.create_task(works[1].join("b", keys[:10], 2, **how))
+    await _until(lambda: works[1].counts.abroad == 1)
+    works[0].end(led, 9)
+    assert await follower == (9, None, 1)
+    for router in routers:
+        await router.close()
+    for fleet in fleets:
+        await fleet.close()
+
+
 class Scripted:
     """Another router: what it says, one report each 0.2 s, until it is told to fail or to fall silent."""
 
@@ -99,7 +132,7 @@ class Scripted:
         self.fails = self.silent = False
         self.calls = 0
 
-    async def loads(self, patience_s: float) -> AsyncGenerator[LoadReport, None]:
+    async def loads(self, patience_s: float) -> AsyncGenerator[RouterReport, None]:
         """See `LoadsPort`."""
         self.calls += 1
         while True:
@@ -108,7 +141,7 @@ class Scripted:
             if self.silent:
                 await asyncio.sleep(patience_s)
                 raise UnavailableError("silent")
-            yield self.report
+            yield RouterReport(self.report)
             await asyncio.sleep(0.2)
 
     async def close(self) -> None:
@@ -122,7 +155,7 @@ def test_router_that_fails_or_falls_silent_is_dropped_and_heard_again(how: str) 
     async def work(loop: VirtualLoop) -> None:
         cluster, other = _cluster(), Scripted((_load(1, 4),))
         fleet = _fleet(cluster, loop)
-        peers = Peers(cluster, fleet, lambda address: other, loop)
+        peers = Peers(cluster, fleet, _shared(loop), lambda address: other, loop)
         cluster.add("router", None, info={LOADS_INFO: "x:1"})
         peers.start("me:1")
         worker = fleet.alive("decode")[0]
@@ -146,7 +179,7 @@ def test_router_that_left_is_heard_no_more_and_nobody_hears_himself() -> None:
     async def work(loop: VirtualLoop) -> None:
         cluster, other = _cluster(), Scripted((_load(1, 4),))
         fleet = _fleet(cluster, loop)
-        peers = Peers(cluster, fleet, lambda address: other, loop)
+        peers = Peers(cluster, fleet, _shared(loop), lambda address: other, loop)
         cluster.add("router", None, info={LOADS_INFO: "me:1"})
         cluster.add("router", None, info={"url": "http://older"})
         gone = cluster.add("router", None, info={LOADS_INFO: "x:1"})
@@ -167,7 +200,7 @@ def test_reports_name_only_busy_workers_and_listeners_are_bounded() -> None:
 
     async def work(loop: VirtualLoop) -> None:
         fleet = _fleet(_cluster(3), loop)
-        reports = Reports(fleet)
+        reports = Reports(fleet, _shared(loop))
         assert reports.report() == ()
         with fleet.busy(fleet.alive("decode")[1], 3):
             assert [(load.id[-1], load.active, load.backlog_tokens) for load in reports.report()] == [("2", 1, 3)]
