@@ -96,7 +96,7 @@ class _Inside(Collector):
         yield _gauges("queue_length", "Requests in line for a worker", "kind", entrance.gate.lines)
         yield _counters("rejections", "Requests refused with 429 by the router", "reason", entrance.counts.refused)
         shared = entrance.shared.counts
-        flights = {"led": shared.led, "followed": shared.followed, "promoted": shared.promoted, "overdue": shared.overdue}
+        flights = {name: getattr(shared, name) for name in ("led", "followed", "abroad", "promoted", "overdue")}
         yield _counters("single_flight", "Requests that computed a prefix for all, and that waited for one", "part", flights)
         yield _counters("skipped_prefills", "Requests that needed no prefill worker", "", {"": entrance.counts.direct})
         fetch = entrance.prefetcher.counts
