@@ -23,7 +23,7 @@ from kvpool.block import Geometry
 from kvpool.engine.device.lane import Lane
 from kvpool.engine.device.streams import Device, wait_for
 from kvpool.engine.paged.blocks import Copy
-from kvpool.engine.paged.store import TORCH_DTYPES, Bytes, KvStore, Piece
+from kvpool.engine.paged.store import TORCH_DTYPES, Bytes, KvStore, Piece, Planes
 from kvpool.errors import ConfigError
 from kvpool.units import format_size
 
@@ -50,6 +50,11 @@ class DeviceKvStore(KvStore):
         """See `KvStore.read`."""
         self._settle()
         return super().read(layer, owner, blocks, runs, tokens)
+
+    def planes(self, runs: Sequence[Piece], tokens: int) -> tuple[Planes, Planes] | None:
+        """See `KvStore.planes`."""
+        self._settle()
+        return super().planes(runs, tokens)
 
     def copy_block(self, block: int, n_tokens: int, into: Bytes) -> None:
         """See `KvStore.copy_block`. Returns when the bytes are there; raises `LocalError` when the device doesn't bring them."""

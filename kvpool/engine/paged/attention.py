@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from kvpool.engine.attention.dense import one_token
+from kvpool.engine.attention.dense import one_token, one_token_rows
 from kvpool.engine.paged.store import KvStore, Piece, pieces
 from kvpool.errors import ConfigError
 
@@ -83,6 +83,13 @@ class Pass:
         place = store.keys.device
         self._slots = torch.tensor(slots, device=place)
         self._masks = [_mask(segment.start, len(segment.tokens), place) for segment in segments]
+        self._steps = [
+            store.planes(segment.runs, segment.end)
+            if len(segment.tokens) == 1 and segment.reader is None and segment.gate is None
+            else None
+            for segment in segments
+        ]
+        """Of decode steps that read in place, keys and values of all layers."""
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Outputs ``[1, n, heads, v_dim]`` for queries ``[1, heads, n, k_dim]`` of all segments, behind each other.
@@ -94,8 +101,14 @@ class Pass:
             raise ConfigError(f"the model has keys {tuple(key.shape)} and values {tuple(value.shape)}: not its geometry")
         store.write(layer, self._slots, key[0, :, :total], value[0, :, :total])
         output = value.new_zeros(query.shape[2], query.shape[1], value.shape[3])
+        steps = [step is not None for step in self._steps]
+        rows, places = one_token_rows(query, output, spec.kv_heads) if any(steps) else ((), ())
         at = 0
-        for segment, mask in zip(self._segments, self._masks, strict=True):
+        for segment, mask, step in zip(self._segments, self._masks, self._steps, strict=True):
+            if step is not None:
+                places[at].copy_(scaled_dot_product_attention(rows[at], step[0][layer], step[1][layer], scale=scale))
+                at += 1
+                continue
             if segment.gate is not None:
                 segment.gate.wait(layer)
             behind = at + len(segment.tokens)

@@ -26,6 +26,7 @@ from kvpool.errors import ConfigError
 from kvpool.tier.pages import reserve
 
 Bytes = npt.NDArray[np.uint8]
+Planes = Sequence[torch.Tensor]
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -81,6 +82,14 @@ class KvStore:
             start = runs[0].first * self.geometry.block_tokens
             return self.keys[layer : layer + 1, :, start : start + tokens], self.values[layer : layer + 1, :, start : start + tokens]
         return self._joined(layer, owner, blocks, runs, tokens)
+
+    def planes(self, runs: Sequence[Piece], tokens: int) -> tuple[Planes, Planes] | None:
+        """What `read` gives of each layer, for a pass in which nothing of it is loaded; None where it doesn't lie in one piece."""
+        if len(runs) != 1:
+            return None
+        slots = slice(start := runs[0].first * self.geometry.block_tokens, start + tokens)
+        keys, values = (array[:, None, :, slots].unbind(0) for array in self._arrays)
+        return keys, values
 
     def copy_block(self, block: int, n_tokens: int, into: Bytes) -> None:
         """Copy the payload of the first `n_tokens` tokens of `block` to `into` (its exact size, contiguous)."""
