@@ -145,6 +145,7 @@ class _Run:
                     async for token in first:
                         yield token
             except KvpoolError as error:
+                self._planned.release()  # in line it takes up no room
                 self._attempts.failed(chosen.worker, error)
             finally:
                 self._chooser.ended(chosen)

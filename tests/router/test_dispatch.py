@@ -293,6 +293,21 @@ def test_failed_attempt_waits_in_line_while_the_others_are_full() -> None:
     run_virtual(work)
 
 
+def test_failed_prefill_does_not_wait_for_the_room_that_it_has_taken_itself() -> None:
+    """It was planned for the one place there is to decode."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop, replace(PLAIN, decode_slots=1))
+        world.add("prefill", Fault(kind="die"), number=1)
+        world.add("prefill", number=2)
+        world.add("decode", number=3)
+        assert await world.run(world.job(5)) == expected(5)
+        assert world.trace.retries <= 1
+        assert loop.time() < 1
+
+    run_virtual(work)
+
+
 def test_deadline_without_any_worker_is_a_clear_error() -> None:
     """Nobody came: the caller is told so, on time."""
 
