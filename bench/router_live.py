@@ -5,8 +5,9 @@ router), warms it up with something else, then sends all requests in the same mo
 ten tokens of its own. Every answer says where the KV of its prompt came from, so what was computed is counted from the answers.
 
 Keys: `failed`; `prefix_computed`, how many requests computed more than half of the prefix; `computed_over_least`, prompt tokens computed
-over the least that would do (the prefix once, and each request's own); `worst_share`, requests of the busiest decode worker over its share;
-`ttft_p50_s`, `ttft_p99_s`, `wall_s`. Exit status 0 if the prefix was computed once, none failed and `worst_share` is at most 1.5.
+over the least that would do (the prefix's whole blocks once, and what of each request is behind them); `worst_share`, requests of the
+busiest decode worker over its share; `ttft_p50_s`, `ttft_p99_s`, `wall_s`. Exit status 0 if the prefix was computed once, none failed and
+`worst_share` is at most 1.5.
 """
 
 import asyncio
@@ -69,7 +70,12 @@ def main(requests: int, prefix: int, decode: int, prefill: int, max_tokens: int,
         began = time.monotonic()
         answers = asyncio.run(ask(cluster.url, prompts(common, requests, rng), max_tokens))
         wall_s = time.monotonic() - began
-    found = figures(answers, prefix, decode) | {"wall_s": round(wall_s, 2), "policy": policy, "requests": requests, "prefix_tokens": prefix}
+    found = figures(answers, prefix, decode, options.block_tokens) | {
+        "wall_s": round(wall_s, 2),
+        "policy": policy,
+        "requests": requests,
+        "prefix_tokens": prefix,
+    }
     print_table(("what", "figure"), [(name, str(value)) for name, value in found.items()])
     for answer in answers:
         if answer.status == 200 and computed_tokens(answer.extension) > prefix / 2:
@@ -102,13 +108,13 @@ async def ask(url: str, asked: Sequence[Sequence[int]], max_tokens: int) -> list
         return list(await asyncio.gather(*(one(prompt) for prompt in asked)))
 
 
-def figures(answers: Sequence[Answered], prefix: int, workers: int) -> dict[str, Any]:
+def figures(answers: Sequence[Answered], prefix: int, workers: int, block_tokens: int) -> dict[str, Any]:
     """What the answers say. `workers`: how many could have decoded."""
     good = [answer for answer in answers if answer.status == 200]
     computed = [computed_tokens(answer.extension) for answer in good]
     shares = Counter(answer.extension["decode_worker"] for answer in good)
     first = sorted(answer.extension["times_ms"]["first_token"] / 1e3 for answer in good) or [0.0]
-    least = prefix + OWN_TOKENS * len(answers)
+    least = prefix - prefix % block_tokens + (prefix % block_tokens + OWN_TOKENS) * len(answers)
     return {
         "failed": len(answers) - len(good),
         "prefix_computed": sum(tokens > prefix / 2 for tokens in computed),
