@@ -16,16 +16,18 @@ from typing import Final
 
 from kvpool.block import BlockKey, Geometry
 from kvpool.client import reading
-from kvpool.client.core import CONTROL_S, Core
+from kvpool.client.core import Core
 from kvpool.client.held import Held
 from kvpool.client.here import Limits
 from kvpool.client.local import LocalReach
 from kvpool.client.transfer import Payload
 from kvpool.tier.board import BoardReader
-from kvpool.units import MIB, SECOND
+from kvpool.units import MIB, MS
 
 WORTH_BYTES: Final = 64 * MIB
 """Less is copied in some 15 ms, which is not worth a pass that has no company."""
+LOOK_NS: Final = 100 * MS
+"""So long it is asked whether the pool has more of a run elsewhere; a node that says nothing doesn't hold up what is here."""
 LayerTouch = Callable[[int, int, Payload], None]
 
 
@@ -94,7 +96,7 @@ async def layers(core: Core, chain: Sequence[BlockKey], first: int, counts: Sequ
         return nothing
     if count < len(keys):
         behind = first + count
-        until_ns = min(deadline_ns, time.monotonic_ns() + int(CONTROL_S * SECOND))
+        until_ns = min(deadline_ns, time.monotonic_ns() + LOOK_NS)
         if await reading.lookup(core, chain[: behind + 1], until_ns, [True] * behind + [False]) > behind:
             return nothing  # the pool has more of it elsewhere
     return LayerRun(core, place, keys[:count], first, counts[:count])
