@@ -233,7 +233,8 @@ def vllm_rate(flags: argparse.Namespace, directory: Path) -> float | None:
     done = subprocess.run([python, peer, *arguments], capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         sys.exit(f"vLLM failed: {done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1])["tokens_per_s"])
+    answer = next(line for line in done.stdout.splitlines() if line.startswith('{"tokens_per_s"'))  # it logs to stdout, too
+    return float(json.loads(answer)["tokens_per_s"])
 
 
 def main() -> None:
