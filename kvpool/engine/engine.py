@@ -19,6 +19,7 @@ from kvpool.clock import seconds_left
 from kvpool.engine.compute import ComputeThread
 from kvpool.engine.device.place import make_store
 from kvpool.engine.driver import Driver, Machine
+from kvpool.engine.events import WorkerEvents
 from kvpool.engine.model import Model
 from kvpool.engine.paged.blocks import BlockManager
 from kvpool.engine.prefill import Rate
@@ -63,7 +64,9 @@ class Engine:
     def __init__(self, model: Model, store: BlockStore, settings: EngineSettings) -> None:
         self._model = model
         self.context_tokens = min(model.context_tokens, settings.kv_bytes // model.geometry.bytes_per_token)
-        manager = _manager(model, settings, self.context_tokens)
+        self.events = WorkerEvents()
+        """What is resident, as it changes."""
+        manager = _manager(model, settings, self.context_tokens, self.events)
         self._kv = make_store(model.geometry, manager.capacity, model.device, settings.layout)
         self._compute = ComputeThread(settings.threads)
         self._rate = Rate()
@@ -192,6 +195,7 @@ class Engine:
         if self._background:
             await asyncio.wait(self._background, timeout=seconds_left(deadline_ns))
         self._scheduler.manager.clear()
+        self.events.close()
         if not ended or self._background:
             log.warning("closed with %d pushes unfinished%s", len(self._background), "" if ended else " and a pass still running")
 
@@ -244,11 +248,12 @@ class Engine:
         task.add_done_callback(self._background.discard)
 
 
-def _manager(model: Model, settings: EngineSettings, context_tokens: int) -> BlockManager:
+def _manager(model: Model, settings: EngineSettings, context_tokens: int, listener: WorkerEvents) -> BlockManager:
     """Blocks for the active sequences, as many as they can come to need, and for those that stay; one to spare for a copy."""
     geometry = model.geometry
     block_bytes = geometry.bytes_per_token * geometry.block_tokens
     most = settings.max_active * (context_tokens // geometry.block_tokens + 2)
     keep = settings.resident_bytes // block_bytes
     active = max(1, min(settings.kv_bytes // block_bytes, most))
-    return BlockManager(capacity=active + min(keep, 4 * most) + 1, block_tokens=geometry.block_tokens, keep=keep)
+    capacity = active + min(keep, 4 * most) + 1
+    return BlockManager(capacity=capacity, block_tokens=geometry.block_tokens, keep=keep, listener=listener)

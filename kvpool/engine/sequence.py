@@ -276,19 +276,23 @@ class Sequence:
 
     def _name_found(self, found: list[tuple[int, BlockKey, int]]) -> None:
         for index, key, count in found:
-            self._parts.memory.manager.name(key, self.work.table.blocks[index], count)
+            self._name_one(index, key, count)
 
     def _name(self) -> None:
         """Others may find the blocks that are full."""
         table, size = self.work.table, self._parts.block_tokens
         for index in range(self._named, table.tokens // size):
-            self._parts.memory.manager.name(self.chain.keys[index], table.blocks[index], size)
+            self._name_one(index, self.chain.keys[index], size)
         self._named = table.tokens // size
 
     def _name_tail(self) -> None:
         table, size = self.work.table, self._parts.block_tokens
         for key in self.chain.with_tail()[len(self.chain.keys) :]:
-            self._parts.memory.manager.name(key, table.blocks[table.tokens // size], table.tokens % size)
+            self._name_one(table.tokens // size, key, table.tokens % size)
+
+    def _name_one(self, index: int, key: BlockKey, count: int) -> None:
+        before = self.chain.keys[index - 1] if index else None
+        self._parts.memory.manager.name(key, self.work.table.blocks[index], count, before, index * self._parts.block_tokens)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

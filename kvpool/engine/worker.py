@@ -24,6 +24,7 @@ from kvpool.errors import ConfigError, UnavailableError
 from kvpool.request import DRAINING, DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, WorkerStatus
 from kvpool.transport import host_boot_id
 from kvpool.units import SECOND
+from kvpool.wire.events_server import add_events
 from kvpool.wire.worker_server import add_worker
 
 log = logging.getLogger(__name__)
@@ -94,11 +95,12 @@ class WorkerApp:
         await self._engine.warm_up()
         self._server = config.guard.server()
         add_worker(self._server, RoleHandler(self._engine, config.role, config.served_name))
+        add_events(self._server, self._engine.events)
         self.address = config.guard.bind(self._server, config.listen)
         await self._server.start()
         log.info("%s worker for %s serves at %s", config.role, config.served_name, self.address)
         if self._membership is not None:
-            self._joining = asyncio.create_task(self._join(self._membership, self._engine.context_tokens))
+            self._joining = asyncio.create_task(self._join(self._membership, self._engine))
 
     async def joined(self) -> None:
         """Wait until this worker is a member (at once without a cluster)."""
@@ -129,16 +131,17 @@ class WorkerApp:
         while engine.busy and time.monotonic_ns() < end_ns:  # noqa: ASYNC110 - requests end in many places
             await asyncio.sleep(min(_LOOK_S, seconds_left(end_ns)))
 
-    async def _join(self, membership: Membership, context_tokens: int) -> None:
+    async def _join(self, membership: Membership, engine: Engine) -> None:
         info = {
             "model": self._config.served_name,
             "namespace": self._model.namespace.root().hex(),
             "fields": self._model.namespace.canonical().hex(),
             "block_tokens": str(self._model.geometry.block_tokens),
-            "max_tokens": str(context_tokens),
+            "max_tokens": str(engine.context_tokens),
             "slots": str(self._config.settings.max_active),
             "kv_tokens": str(self._config.settings.kv_bytes // self._model.geometry.bytes_per_token),
             "host": host_boot_id(),
+            "events": "{}/{}".format(*engine.events.identity),
         }
         while True:
             try:

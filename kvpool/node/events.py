@@ -16,15 +16,15 @@ from contextlib import suppress
 
 from kvpool.block import BlockKey
 from kvpool.clock import Clock
-from kvpool.errors import UnavailableError
 from kvpool.pool.deadlines import Deadlines
 from kvpool.pool.events import DEFAULT_RING, KvEvents
 from kvpool.pool.resident import Resident, State
-from kvpool.request.events import BELOW, BESIDE, DRAM, KEEPALIVE_S, MAX_WATCHERS, EventBatch
+from kvpool.request.events import BELOW, BESIDE, DRAM, MAX_WATCHERS, EventBatch
 from kvpool.tier.contract import Entry, Tier, TierWatcher, is_expired
 from kvpool.tier.memory import unix_ms
 from kvpool.units import MS
 from kvpool.wire.fence import NodeIdentity
+from kvpool.wire.telling import Teller
 
 log = logging.getLogger(__name__)
 
@@ -50,20 +50,17 @@ class NodeEvents:
         self._expiries: dict[int, Deadlines[bytes]] = {BESIDE: Deadlines(), BELOW: Deadlines()}
         self._dirty = False
         self._wake = asyncio.Event()
-        self._told: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._max_watchers = watchers
-        self.watchers = 0
-        """Consumers now."""
+        self._teller = Teller("node", self.events.watch, watchers=watchers)
 
     async def start(self, *, below: Tier | None, beside: Tier | None) -> None:
         """Take in what the tiers hold already, and tell of changes from now on."""
         for number, tier in ((BESIDE, beside), (BELOW, below)):
             if tier is not None:
-                tier.watch(self._teller(number, asyncio.get_running_loop()))
+                tier.watch(self._changed_on(number, asyncio.get_running_loop()))
                 await asyncio.to_thread(self._adopt, number, tier)
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(_complain)
+        self._task.add_done_callback(self._over)
 
     async def stop(self) -> None:
         """End the consumers' streams."""
@@ -72,7 +69,6 @@ class NodeEvents:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
-        self._tell()
 
     def arena_changed(self, block: Resident) -> None:
         """A block of the arena became readable, or stopped being so. On the loop."""
@@ -81,24 +77,9 @@ class NodeEvents:
             self._dirty = True
             self._wake.set()
 
-    async def watch(self, incarnation: int, sequence: int) -> AsyncGenerator[EventBatch, None]:
+    def watch(self, incarnation: int, sequence: int) -> AsyncGenerator[EventBatch, None]:
         """See `EventsHandler.watch`."""
-        if self.watchers >= self._max_watchers:
-            raise UnavailableError(
-                f"{self.watchers} consumers watch this node already, {self._max_watchers} at most; end one, or try later"
-            )
-        reader = self.events.watch(incarnation, sequence)
-        self.watchers += 1
-        try:
-            while self._task is not None and not self._task.done():
-                batch = reader.next()
-                if batch is None:
-                    await self._news()
-                    batch = reader.next() or reader.idle()
-                yield batch
-        finally:
-            self.watchers -= 1
-        raise UnavailableError("the node stops")
+        return self._teller.watch(incarnation, sequence)
 
     def settle(self) -> bool:
         """Bring some of what was told to `KvEvents`, at most `_AT_ONCE` changes of the arena and of the tiers; True when there is more."""
@@ -129,7 +110,7 @@ class NodeEvents:
                 self._went(number, key)
         self._end_what_is_over()
         if self.events.sequence != before:
-            self._tell()
+            self._teller.tell()
         return bool(self._tiers or self._arena)
 
     async def _run(self) -> None:
@@ -142,7 +123,7 @@ class NodeEvents:
             while self.settle():  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
-    def _teller(self, number: int, loop: asyncio.AbstractEventLoop) -> TierWatcher:
+    def _changed_on(self, number: int, loop: asyncio.AbstractEventLoop) -> TierWatcher:
         """What to give to a tier: called from its threads."""
 
         def changed(key: BlockKey, entry: Entry | None) -> None:
@@ -180,18 +161,7 @@ class NodeEvents:
                     break
                 self.events.removed(number, BlockKey(key))
 
-    async def _news(self) -> None:
-        """Until something was told, or a keep-alive is due."""
-        if self._told is None:
-            self._told = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._told], timeout=KEEPALIVE_S)
-
-    def _tell(self) -> None:
-        told, self._told = self._told, None
-        if told is not None and not told.done():
-            told.set_result(None)
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("events are not told any more", exc_info=task.exception())
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._teller.close()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("events are not told any more", exc_info=task.exception())

@@ -25,7 +25,7 @@ from kvpool.wire.fence import NodeIdentity
 log = logging.getLogger("router.feeds")
 
 EVENTS_INFO: Final = "events"
-"""A worker whose info has this serves `Events`, as every node does."""
+"""A worker whose info has this serves `Events`, as every node does: ID/INCARNATION, of which life of what these are."""
 
 
 class View(Protocol):
@@ -41,12 +41,12 @@ class View(Protocol):
 
 
 def dial(security: Security = PLAIN) -> Callable[[Member], EventsRpc]:
-    """How to connect to a member's events: another life or another node at the same address refuses the call."""
+    """How to connect to a member's events: another life or another process at the same address refuses the call."""
 
     def connect(member: Member) -> EventsRpc:
-        life = member.info.get("incarnation", "")
-        node = NodeIdentity(member.id, int(life)) if member.role == "node" and life.isdigit() else None
-        return EventsRpc(member.address, node, security)
+        said = member.info.get(EVENTS_INFO, "")
+        id, _, life = (member.id, "", member.info.get("incarnation", "")) if member.role == "node" else said.partition("/")
+        return EventsRpc(member.address, NodeIdentity(id, int(life)) if life.isdigit() else None, security)
 
     return connect
 

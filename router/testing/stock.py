@@ -58,6 +58,8 @@ class StockServer:
         self.ill = 0
         """Status that it answers instead, 0: none."""
         self.delay_s = 0.0
+        self.token_s = 1e-4
+        """Seconds to compute a token of a prompt that isn't cached."""
         self.cut_after: int | None = None
         """The connection breaks after so many tokens of the next answer."""
         self._held: OrderedDict[int | bytes, None] = OrderedDict()
@@ -162,6 +164,7 @@ class StockServer:
         try:
             cached = await self.fill(prompt, body.get("cache_salt", ""))
             self.cached.append(cached)
+            await asyncio.sleep(self.token_s * (len(prompt) - cached))
             for position in range(body["max_tokens"]):
                 if position == cut:
                     raise ConnectionError("as told")

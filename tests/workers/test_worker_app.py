@@ -1,6 +1,7 @@
 """Two workers and a pool node over real sockets and real shared memory, in one process: what a router will see."""
 
 import asyncio
+import re
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvpool.block import chain_keys
 from kvpool.cluster import Member, open_membership
 from kvpool.cluster.memory import MemoryStore
 from kvpool.engine.model import Model, load_model
@@ -19,6 +21,8 @@ from kvpool.engine.settings import EngineSettings, Role, WorkerConfig
 from kvpool.engine.worker import WorkerApp
 from kvpool.errors import ConfigError, UnavailableError
 from kvpool.node.service import NodeConfig, PoolNode
+from kvpool.policy.prefix import PrefixIndex
+from kvpool.policy.routing import WorkerRef
 from kvpool.request import (
     DecodeRequest,
     Finished,
@@ -33,6 +37,7 @@ from kvpool.request import (
 from kvpool.transport import host_boot_id
 from kvpool.units import MIB, SECOND
 from kvpool.wire.worker_client import WorkerClient
+from router.feeds import MemberFeeds, dial
 
 PROMPT = tuple((31 * i * i + 7) % 256 for i in range(77))
 SETTINGS = EngineSettings(chunk_tokens=32, resident_bytes=0, kv_bytes=64 * MIB)
@@ -126,6 +131,7 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
             assert (member.role, member.address) == ("decode", app.address)
             root = model.namespace.root().hex()
             fields = model.namespace.canonical().hex()
+            assert re.fullmatch("[0-9a-f]{32}/[0-9]+", member.info["events"])
             assert member.info == {
                 "model": "tiny",
                 "namespace": root,
@@ -135,6 +141,7 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
                 "slots": str(SETTINGS.max_active),
                 "kv_tokens": str(SETTINGS.kv_bytes // model.geometry.bytes_per_token),
                 "host": host_boot_id(),
+                "events": member.info["events"],
             }
         assert await asyncio.to_thread(watcher.wait, lambda view: not view, monotonic_ns() + 10 * SECOND) == ()
     finally:
@@ -227,3 +234,37 @@ async def test_worker_stopped_under_load_cancels_what_outlasts_the_drain(model: 
         with pytest.raises(UnavailableError):
             async for _ in stream:
                 pass
+
+
+async def test_router_knows_what_a_worker_holds_by_its_own_word(model: Model, url: str) -> None:
+    """Snapshot and changes over gRPC, under the keys that a router makes of a prompt; gone with the worker."""
+    membership = await asyncio.to_thread(open_membership, url)
+    index: PrefixIndex[WorkerRef] = PrefixIndex()
+    feeds = MemberFeeds(membership, index, dial())
+    keys = chain_keys(model.namespace.root(), PROMPT, 8)
+    settings = EngineSettings(chunk_tokens=32, resident_bytes=MIB, kv_bytes=64 * MIB)
+    try:
+        async with running(model, "decode", url, settings=settings) as (app, client):
+            await app.joined()
+            feeds.start()
+            async for _ in client.decode(DecodeRequest(request_id="r", prompt=PROMPT, max_tokens=4), 60):
+                continue
+            async with asyncio.timeout(30):
+                while list(index.match(keys).leading().values()) != [9]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            (worker,) = index.match(keys).leading()
+            assert feeds.tells(worker)
+            late: PrefixIndex[WorkerRef] = PrefixIndex()
+            again = MemberFeeds(membership, late, dial())
+            again.start()
+            async with asyncio.timeout(30):
+                while not again.tells(worker):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert late.match(keys).of(worker) == index.match(keys).of(worker)
+            await again.close()
+        async with asyncio.timeout(30):
+            while index.holders():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        await feeds.close()
+        await asyncio.to_thread(membership.close)

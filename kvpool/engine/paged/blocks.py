@@ -16,7 +16,7 @@ holds. Within a table all blocks are full but the last, so a sequence wastes les
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvpool.block import BlockKey
 from kvpool.engine.paged.placement import Claim, FreeBlocks
@@ -29,6 +29,18 @@ class Copy(NamedTuple):
     source: int
     target: int
     tokens: int
+
+
+class Listener(Protocol):
+    """Hears of full blocks that can be found by a key."""
+
+    def named(self, key: BlockKey, parent: BlockKey | None, depth: int) -> None:
+        """One can be found now; `parent` is the key of the block before it, `depth` the tokens before it."""
+        ...
+
+    def unnamed(self, key: BlockKey) -> None:
+        """It can't any more."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +56,13 @@ class Table:
 class BlockManager:
     """`capacity` blocks of `block_tokens` tokens, of which at most `keep` are kept when no table holds them."""
 
-    def __init__(self, *, capacity: int, block_tokens: int, keep: int) -> None:
+    def __init__(self, *, capacity: int, block_tokens: int, keep: int, listener: Listener | None = None) -> None:
         if capacity < 1 or block_tokens < 1 or keep < 0:
             raise ConfigError("a block manager needs at least one block of at least one token")
         self.capacity = capacity
         self.block_tokens = block_tokens
         self.keep = keep
+        self._listener = listener
         self._free = FreeBlocks(capacity)
         self._refs = [0] * capacity
         self._named: dict[BlockKey, tuple[int, int]] = {}
@@ -160,13 +173,18 @@ class BlockManager:
         while len(table.blocks) > self.blocks_of(table.tokens):
             self._release(table.blocks.pop())
 
-    def name(self, key: BlockKey, block: int, tokens: int) -> None:
-        """The first `tokens` tokens of `block`, which a table holds, are what `key` stands for. A key that has a block keeps it."""
+    def name(self, key: BlockKey, block: int, tokens: int, parent: BlockKey | None = None, depth: int = 0) -> None:
+        """The first `tokens` tokens of `block`, which a table holds, are what `key` stands for. A key that has a block keeps it.
+
+        `parent` is the key of the block before it, and `depth` the tokens before it, for who listens.
+        """
         if not self._refs[block]:
             raise LocalError(f"block {block} is in no table; only its holder can name it")
         if key not in self._named:
             self._named[key] = (block, tokens)
             self._names.setdefault(block, {})[key] = tokens
+            if self._listener is not None and tokens == self.block_tokens:
+                self._listener.named(key, parent, depth)
 
     def hold(self, blocks: Sequence[int]) -> list[int]:
         """Hold `blocks`, which some table holds, until they are given to `let_go`: something else reads or writes them meanwhile."""
@@ -249,6 +267,9 @@ class BlockManager:
         """Take the names from `block` that stand for more than `tokens` tokens."""
         names = self._names.get(block, {})
         for key in [key for key, count in names.items() if count > tokens]:
-            del names[key], self._named[key]
+            full = names.pop(key) == self.block_tokens
+            del self._named[key]
+            if self._listener is not None and full:
+                self._listener.unnamed(key)
         if not names:
             self._names.pop(block, None)

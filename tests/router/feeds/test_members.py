@@ -249,6 +249,33 @@ async def test_node_is_followed_over_the_wire_and_another_one_at_its_address_ref
         await server.stop(None)
 
 
+async def test_worker_is_followed_over_the_wire_and_another_one_at_its_address_refused() -> None:
+    """A worker that was given the port of one that died must not lend it its blocks."""
+    twin, server = MemoryEvents(NodeIdentity("c" * 32, 7)), make_server()
+    for key, parent, depth, _ in CHAIN[:30]:
+        twin.events.stored(BESIDE, key, parent, depth)
+    add_events(server, twin)
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    index: PrefixIndex[WorkerRef] = PrefixIndex()
+    cluster = ScriptedCluster("m")
+    lives = {A: "c" * 32 + "/7", B: "d" * 32 + "/7"}
+    cluster._show(tuple(Member(role="decode", id=id, incarnation=3, info={"events": life}, address=address) for id, life in lives.items()))
+    feeds = MemberFeeds(cluster, index, dial())
+    feeds.start()
+    a, b = WorkerRef("decode", A, 3), WorkerRef("decode", B, 3)
+    try:
+        async with asyncio.timeout(20):
+            while index.held(a) != 30 or b not in feeds.failing():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert index.match(KEYS).tiers(a) == (30, 0, 0)
+        assert (feeds.tells(a), feeds.tells(b), index.held(b)) == (True, False, 0)
+        assert feeds.complete()  # of the pool, which there is none of
+    finally:
+        await feeds.close()
+        await server.stop(None)
+
+
 def test_runs_are_neighbours_of_one_chain_on_one_tier() -> None:
     """What goes into the index at once must follow each other."""
     other: list[Stored] = [(key, parent, depth, BELOW) for key, parent, depth, _ in CHAIN[3:5]]
