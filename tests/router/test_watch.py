@@ -192,3 +192,66 @@ def test_cancelling_the_watch_closes_the_stream_before_it_returns() -> None:
         assert world.closed
 
     run_virtual(work)
+
+
+def test_giving_up_leaves_no_cancellation_behind() -> None:
+    """The request goes on with another worker, in the same task."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [1.0, FOREVER])
+        world.load = None
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await world.seen()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await asyncio.sleep(1)
+
+    run_virtual(work)
+
+
+def test_request_that_is_cancelled_as_its_worker_is_given_up_is_cancelled() -> None:
+    """The caller's hang-up wins: nobody wants another worker."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [FOREVER], deadline_s=30)
+        task = asyncio.ensure_future(world.seen())
+        loop.call_at(30.0, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert world.closed
+
+    run_virtual(work)
+
+
+def test_events_that_come_while_the_worker_is_asked_clear_it() -> None:
+    """It was slow to say that it lives, and said it by working."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = _World(loop, [21.0, 1.0, 1.0])
+
+        async def slow() -> int | None:
+            await asyncio.sleep(3)
+            return None
+
+        world.watch._load = slow
+        assert await world.seen() == [0, 1, 2]
+
+    run_virtual(work)
+
+
+def test_error_of_the_call_is_told_as_it_was() -> None:
+    """With its cause: the log is read by somebody."""
+
+    async def work(loop: VirtualLoop) -> None:
+        async def stream() -> AsyncGenerator[int, None]:
+            yield 1
+            raise UnavailableError("gone") from OSError("reset")
+
+        events = _World(loop, []).watch.events(stream())
+        await anext(events)
+        with pytest.raises(UnavailableError, match="gone") as failed:
+            await anext(events)
+        assert isinstance(failed.value.__cause__, OSError)
+
+    run_virtual(work)

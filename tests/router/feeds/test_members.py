@@ -41,6 +41,10 @@ def part(sequence: int, stored: list[Stored], number: int = 1, *, last: bool = T
     return EventBatch(incarnation=life, after=sequence, sequence=sequence, stored=tuple(stored), part=number, last=last)
 
 
+TELLERS = pytest.mark.parametrize("role", ["node", "decode", "prefill"])
+"""Nodes and workers: one stream, one way to follow it."""
+
+
 class Line:
     """A member's connections: one script each, then silence."""
 
@@ -73,8 +77,9 @@ class Rig:
     async def node(
         self, *scripts: Script, id: str = A, incarnation: int = 1, role: str = "node", info: dict[str, str] | None = None
     ) -> Line:
-        """A node joins, and has said all that is scripted."""
+        """A node, or a worker that tells, joins, and has said all that is scripted."""
         line = Line(*scripts)
+        info = info or ({} if role == "node" else {"events": f"{id}/{incarnation}"})
         self.cluster.add(role, line, id=id, incarnation=incarnation, info=info)
         async with asyncio.timeout(20):
             await line.idle.wait()
@@ -134,24 +139,27 @@ async def test_index_is_complete_only_with_every_node() -> None:
         assert one.index.match(KEYS).leading() == {WorkerRef("node", A, 1): 20, WorkerRef("node", B, 1): 20}
 
 
-async def test_lost_repeated_and_late_batches_change_nothing_in_the_end() -> None:
+@TELLERS
+async def test_lost_repeated_and_late_batches_change_nothing_in_the_end(role: str) -> None:
     """A gap is asked for again where the feed is; what came before is ignored."""
     async with rig() as one:
         held, gone, more = part(2, CHAIN[:20]), change(2, 5, removed=KEYS[10:20]), change(5, 6, CHAIN[10:12])
-        line = await one.node([held, more], [gone, held, gone, more, gone, change(6, 6)])
+        line = await one.node([held, more], [gone, held, gone, more, gone, change(6, 6)], role=role)
         assert line.asked == [(0, 0), (1, 2)]
-        assert (one.blocks(), one.feeds.complete()) == (12, True)
+        assert (one.blocks(role=role), one.feeds.tells(WorkerRef(role, A, 1))) == (12, True)
 
 
-async def test_broken_and_unreadable_streams_are_begun_again_and_said_to_fail() -> None:
+@TELLERS
+async def test_broken_and_unreadable_streams_are_begun_again_and_said_to_fail(role: str) -> None:
     """A batch of a version we don't know, a node that goes away for a moment: the index keeps what it had meanwhile."""
     async with rig() as one:
         newer = ProtocolError("a tier we don't know; is the node newer?")
-        line = await one.node([part(2, CHAIN[:20]), newer], [UnavailableError("gone")], [UnavailableError("gone")])
+        line = await one.node([part(2, CHAIN[:20]), newer], [UnavailableError("gone")], [UnavailableError("gone")], role=role)
         assert line.asked == [(0, 0), (1, 2), (1, 2), (1, 2)]
-        assert (one.blocks(), one.feeds.failures) == (20, 3)
-        assert not one.feeds.complete()
-        assert "gone" in one.feeds.failing()[WorkerRef("node", A, 1)]
+        assert (one.blocks(role=role), one.feeds.failures) == (20, 3)
+        assert not one.feeds.tells(WorkerRef(role, A, 1))
+        assert one.feeds.complete() == (role != "node")
+        assert "gone" in one.feeds.failing()[WorkerRef(role, A, 1)]
 
 
 async def test_stream_that_works_again_is_trusted_again() -> None:
@@ -171,31 +179,34 @@ async def test_stream_that_can_never_be_used_ends_alone() -> None:
         assert (len(line.asked), one.blocks(B), one.feeds.complete()) == (1, 20, False)
 
 
-async def test_node_that_leaves_is_forgotten_at_once() -> None:
+@TELLERS
+async def test_node_that_leaves_is_forgotten_at_once(role: str) -> None:
     """Whoever is sent there finds nothing."""
     async with rig() as one:
-        await one.node([part(1, CHAIN)])
-        member = one.cluster.members("node")[0]
+        await one.node([part(1, CHAIN)], role=role)
+        member = one.cluster.members(role)[0]
         one.cluster.remove(member)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (one.blocks(), one.index.holders(), len(one.index)) == (0, (), 0)
+        assert (one.blocks(role=role), one.index.holders(), len(one.index)) == (0, (), 0)
 
 
-async def test_node_that_comes_back_under_its_name_begins_with_nothing() -> None:
+@TELLERS
+async def test_node_that_comes_back_under_its_name_begins_with_nothing(role: str) -> None:
     """The same id, the same address even: another life."""
     async with rig() as one:
-        await one.node([part(9, CHAIN)])
-        await one.node([part(1, CHAIN[:5], life=2)], incarnation=2)
-        assert (one.blocks(), one.blocks(incarnation=2)) == (0, 5)
-        assert one.index.holders() == (WorkerRef("node", A, 2),)
+        await one.node([part(9, CHAIN)], role=role)
+        await one.node([part(1, CHAIN[:5], life=2)], incarnation=2, role=role)
+        assert (one.blocks(role=role), one.blocks(incarnation=2, role=role)) == (0, 5)
+        assert one.index.holders() == (WorkerRef(role, A, 2),)
 
 
-async def test_stream_of_a_later_life_empties_what_was_known() -> None:
+@TELLERS
+async def test_stream_of_a_later_life_empties_what_was_known(role: str) -> None:
     """The stream may know of the restart before the view does."""
     async with rig() as one:
-        await one.node([part(9, CHAIN), UnavailableError("gone")], [part(2, CHAIN[:7], life=2)])
-        assert (one.blocks(), one.feeds.complete()) == (7, True)
+        await one.node([part(9, CHAIN), UnavailableError("gone")], [part(2, CHAIN[:7], life=2)], role=role)
+        assert (one.blocks(role=role), one.feeds.tells(WorkerRef(role, A, 1))) == (7, True)
 
 
 async def test_workers_that_tell_are_followed_too() -> None:
@@ -274,6 +285,39 @@ async def test_worker_is_followed_over_the_wire_and_another_one_at_its_address_r
     finally:
         await feeds.close()
         await server.stop(None)
+
+
+async def test_router_that_starts_has_its_index_within_thirty_seconds() -> None:
+    """All of it, beside a node and a worker with 20,000 blocks each, told in no order. `bench.router_index` says how long it takes."""
+    blocks = 20_000
+    keys = chain_keys(b"\2" * 32, range(blocks), 1)
+    chain: list[Stored] = [(key, keys[i - 1] if i else None, i, DRAM) for i, key in enumerate(keys)]
+    Random(5).shuffle(chain)
+    twins = [MemoryEvents(NodeIdentity(id, 7)) for id in (A, B)]
+    servers = []
+    for twin in twins:
+        for key, parent, depth, _ in chain:
+            twin.events.stored(DRAM, key, parent, depth)
+        server = make_server()
+        add_events(server, twin)
+        servers.append((server, bind(server, "127.0.0.1:0")))
+        await server.start()
+    cluster = ScriptedCluster("m")
+    node = Member(role="node", id=A, incarnation=3, info={"incarnation": "7"}, address=servers[0][1])
+    worker = Member(role="decode", id=B, incarnation=3, info={"events": f"{B}/7"}, address=servers[1][1])
+    cluster._show((node, worker))
+    index: PrefixIndex[WorkerRef] = PrefixIndex()
+    feeds = MemberFeeds(cluster, index, dial())
+    feeds.start()
+    try:
+        async with asyncio.timeout(30):
+            while not (feeds.complete() and feeds.tells(WorkerRef("decode", B, 3))):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert set(index.match(keys).leading().values()) == {blocks}
+    finally:
+        await feeds.close()
+        for server, _ in servers:
+            await server.stop(None)
 
 
 def test_runs_are_neighbours_of_one_chain_on_one_tier() -> None:
