@@ -98,7 +98,7 @@ def admissions(world: World, requests: Sequence[SimRequest]) -> dict[str, object
     found: dict[str, object] = {}
     capacity = world.decode_tokens * world.decode_nodes
     for mode in Rejection:
-        system = replace(make_system(OURS, SEED), short=0)
+        system = replace(make_system(OURS, SEED), help_tokens=0)
         found[str(mode)] = asdict(run(world, system, requests, EarlyRejection(mode, capacity)))
     return found
 

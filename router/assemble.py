@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from starlette.applications import Starlette
 
@@ -10,7 +10,7 @@ from kvpool.clock import Clock
 from kvpool.cluster import Member
 from kvpool.errors import ConfigError
 from kvpool.policy.prefix import PrefixIndex
-from kvpool.policy.routing import WorkerRef
+from kvpool.policy.routing import Policy, WorkerRef
 from kvpool.policy.routing.names import OURS, make_policy
 from kvpool.wire.guard import OPEN, Guard
 from router.access import Access
@@ -59,7 +59,7 @@ def build_dispatcher(
     chooser = Chooser(
         fleet=fleet,
         holdings=holdings,
-        policies={role: make_policy(policy, seed) for role in ROLES},
+        policies=_policies(policy, seed),
         decisions=decisions or Decisions(clock),
         clock=clock,
     )
@@ -73,6 +73,11 @@ def build_dispatcher(
         limits=limits,
     )
     return Dispatcher(fleet=fleet, holdings=holdings, chooser=chooser, entrance=entrance, clock=clock, limits=limits)
+
+
+def _policies(name: str, seed: int) -> Mapping[str, Policy]:
+    """One for each role; ours is the same for all, since its decode workers help with prefills."""
+    return dict.fromkeys(ROLES, make_policy(name, seed)) if name == OURS else {role: make_policy(name, seed) for role in ROLES}
 
 
 def _no_lease(node: Member) -> LeasePort:

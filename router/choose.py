@@ -1,10 +1,11 @@
 """Which worker: the policy's ranking over what is known of each, within a bound on how uneven the load may get.
 
-The policy (`kvpool.policy.routing`, by name) ranks; each role has its own, for what it learns. Two things come after it:
+The policy (`kvpool.policy.routing`, by name) ranks; each role has its own, for what it learns. Three things come after it:
 
 * *Bounded load* (Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018): a worker that has no room, or more
   than `FEW` requests and `UNEVEN` times the mean, is passed over while another isn't. However much a policy likes the one holder of a hot
   prefix, it doesn't get everything.
+* *Help*: a request that would wait for a prefill worker may be prefilled by a decode worker, where our policy expects that to be quicker.
 * *Keeping a plan*: the decode worker that was planned when the prefill was sent stays, unless it failed or has `KEEP_ACTIVE` requests more
   than the best. The blocks are on their way to it.
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvpool.clock import Clock
-from kvpool.policy.routing import Ask, Candidate, Load, Observed, Policy, Ranking, Scored, WorkerRef
+from kvpool.policy.routing import Ask, Candidate, LeastTtft, Load, Observed, Policy, Ranking, Scored, WorkerRef
 from kvpool.policy.routing.learning import Learning
 from kvpool.request import StageTimes, TokenSources
 from router.decisions import Decisions
@@ -31,6 +32,8 @@ log = logging.getLogger("router.choose")
 UNEVEN = 1.25
 FEW = 8
 KEEP_ACTIVE = 2
+_A_PREFILL = 16
+"""What a decode worker computes of fewer tokens takes as long as the answers beside them, and says nothing about a prefill."""
 _ANSWER_TOKENS = 128.0
 _ANSWER_MEMORY = 64
 
@@ -80,6 +83,18 @@ class Chooser:
         ranking = self._rank(role, need, workers, ask)
         return None if ranking is None else Chosen(next(w for w in workers if w.ref == ranking.best.worker), ranking.best, ask)
 
+    def helped(self, need: Need, workers: Sequence[Worker], helpers: Sequence[Worker]) -> bool:
+        """Whether a decode worker of `helpers` would have the first token before any of `workers`, which prefill. Nobody is told."""
+        policy = self._policies["prefill"]
+        if not isinstance(policy, LeastTtft) or self._policies["decode"] is not policy:
+            return False
+        moment: dict[int, Seen] = {}
+        able = [self._candidate(need, worker, moment) for worker in helpers if self._fleet.room_of(worker) > 0]
+        ranking = policy.rank_with_help(
+            self._ask(need, need.job.request_id), [self._candidate(need, w, moment) for w in workers], able, self._clock.now_ns()
+        )
+        return ranking is not None and ranking.best.worker.role == "decode"
+
     def routed(self, chosen: Chosen) -> None:
         """The request has been sent there."""
         self._policies[chosen.worker.ref.role].routed(chosen.ask, chosen.scored, self._clock.now_ns())
@@ -93,6 +108,8 @@ class Chooser:
         if candidate.pool and sources.pool and len({source[:2] for source in candidate.pool}) == 1:
             loads = (Load(candidate.pool[0].tier, candidate.pool[0].near, sources.pool, times.load_ns),)
         computed = sources.computed if sources.cached + sources.computed >= prompt else 0
+        if chosen.worker.ref.role == "decode" and computed < _A_PREFILL:
+            computed = 0
         observed = Observed(
             queue_ns=times.queue_ns,
             loads=loads,

@@ -178,6 +178,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--prefill-slots", default=_DEFAULTS.prefill_slots, show_default=True, help="Requests given to a prefill worker at once.")
 @click.option("--decode-slots", default=_DEFAULTS.decode_slots, show_default=True, help="Requests given to a decode worker at once.")
 @click.option("--direct-tokens", default=_DEFAULTS.direct_tokens, show_default=True, help="Up to so many tokens to compute skip prefill.")
+@click.option("--help-tokens", default=_DEFAULTS.help_tokens, show_default=True, help="Up to so many a decode worker may help with.")
 @click.option(
     "--follow-tokens", default=_DEFAULTS.follow_tokens, show_default=True, help="From so many common tokens on one computes for all."
 )
@@ -246,6 +247,7 @@ def _limits(flags: dict[str, Any]) -> Limits:
         prefill_slots=flags["prefill_slots"],
         decode_slots=flags["decode_slots"],
         direct_tokens=flags["direct_tokens"],
+        help_tokens=flags["help_tokens"],
         follow_tokens=flags["follow_tokens"],
         follow_timeout_s=flags["follow_timeout"],
         prefetch_tokens=flags["prefetch_tokens"],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvpool.errors import ConfigError
 
-_MAY_BE_OFF = ("direct_tokens", "follow_tokens", "prefetch_tokens", "slo_ttft_s", "slo_tpot_s", "key_requests_per_s")
+_MAY_BE_OFF = ("direct_tokens", "help_tokens", "follow_tokens", "prefetch_tokens", "slo_ttft_s", "slo_tpot_s", "key_requests_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class Limits:
     """Requests given to a decode worker at once, if it doesn't say that it takes fewer."""
     direct_tokens: int = 64
     """A prompt of which no more than this is to be computed goes to a decode worker at once; 0: none does."""
+    help_tokens: int = 16384
+    """A prompt with no more than this to compute goes to a decode worker where it would wait longer for a prefill worker; 0: none."""
     follow_tokens: int = 256
     """Fewer tokens than this, missing and computed by another already, are not waited for; 0: nobody follows."""
     follow_timeout_s: float = 30.0

@@ -3,7 +3,7 @@
 1. *Look*: what of its prompt does the pool hold?
 2. *Forecast*: a request that would miss the targets is refused now (`slo.py`).
 3. *Follow*: what another request computes already is waited for (`shared.py`); else it leads, if there is enough to compute.
-4. *Short cut*: short prompts, and those held but for a little, need no prefill worker.
+4. *Short cut*: short prompts, and those held but for a little, need no prefill worker; nor do those that would wait longer for one.
 5. *Line*: wait for room and one's turn (`gate.py`), while the blocks are fetched and held (`prefetch.py`). Whose attempt failed stands in
    line again, in front, with the priority and the deadline it had.
 
@@ -193,7 +193,7 @@ class Entry:
             )
             self._need.hold(worker, held)
         prefills = bool(self._attempts.usable("prefill"))
-        self.direct = not prefills or self._short(worker, held)
+        self.direct = not prefills or self._short(worker, held) or self._helped(worker, held)
         if not prefills:
             self._trace.fell_back("no_prefill_worker")
         elif self.direct:
@@ -209,6 +209,12 @@ class Entry:
     def _short(self, worker: Worker, held: int) -> bool:
         """Whether so little is to be computed that a prefill worker isn't worth the way."""
         return self._is_short(self._missing(worker, held))
+
+    def _helped(self, worker: Worker, held: int) -> bool:
+        """Whether a decode worker prefills it, since that is quicker than to wait for a prefill worker."""
+        if self._missing(worker, held) > self._owner.limits.help_tokens:
+            return False
+        return self._owner.chooser.helped(self._need, self._attempts.usable("prefill"), self._attempts.usable("decode"))
 
     def _is_short(self, missing: int) -> bool:
         return missing <= self._owner.limits.direct_tokens > 0

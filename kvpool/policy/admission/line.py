@@ -3,19 +3,23 @@
 Theory. Requests wait in classes, one per priority (a lower number is more urgent, as in vLLM). The most urgent class goes first, but a
 class that waits gains on the others: it counts as one step more urgent for every `step_ns` since it last had its turn. So a class d steps
 behind gets at least one turn every d x `step_ns`, and no more than that while the more urgent ones have work. Within a class the tenant
-with the least service is next (`fairness.py`), and a tenant's own requests go in the order of their arrival.
+with the least service is next (`fairness.py`), and of a tenant's own requests the one that costs least, but for age, as in the workers
+(`kvpool.policy.order`).
 
 When the line is full somebody must go: the newest request of the tenant with the most waiting in the least urgent class, be it the newcomer
 or not. So a flood displaces itself and not those who ask little. Who has had its turn already, in vain, stands in line `again`: before all
 others of its tenant in its class, and nobody has its place, since it may have begun to answer.
 """
 
-from collections import OrderedDict, deque
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Generic, TypeVar
 
 from kvpool.policy.admission.fairness import TokenCounters
+from kvpool.policy.order import place
 from kvpool.units import SECOND
 
 T = TypeVar("T")
@@ -40,10 +44,13 @@ class Waiting(Generic[T]):
 
 @dataclass(slots=True, kw_only=True)
 class _Class(Generic[T]):
-    """Those of one priority: their lines by tenant, and since when the class has waited for its turn."""
+    """Those of one priority: their lines by tenant, next first, and since when the class has waited for its turn.
+
+    In a line stand (place, number in order of arrival, who).
+    """
 
     since_ns: int
-    lines: OrderedDict[str, deque[Waiting[T]]] = field(default_factory=OrderedDict)
+    lines: OrderedDict[str, list[tuple[float, int, Waiting[T]]]] = field(default_factory=OrderedDict)
 
 
 class Line(Generic[T]):
@@ -57,7 +64,8 @@ class Line(Generic[T]):
         self._step_ns = step_ns
         self._classes: dict[int, _Class[T]] = {}
         self._tenants: dict[str, int] = {}
-        self._length = 0
+        self._length = self._arrivals = 0
+        self._gone = 0.0  # what those cost who had their turn
 
     def __len__(self) -> int:
         return self._length
@@ -65,7 +73,7 @@ class Line(Generic[T]):
     def __iter__(self) -> Iterator[Waiting[T]]:
         for one in self._classes.values():
             for line in one.lines.values():
-                yield from line
+                yield from (one for _, _, one in line)
 
     def waiting_of(self, tenant: str) -> int:
         """How many of `tenant` wait."""
@@ -93,9 +101,10 @@ class Line(Generic[T]):
         number = min(self._classes, key=lambda p: (p - (now_ns - self._classes[p].since_ns) / self._step_ns, p))
         of_class = self._classes[number]
         tenant = min(of_class.lines, key=self._counters.of)  # equal ones: who has stood in line for longer
-        one = of_class.lines[tenant][0]
+        one = of_class.lines[tenant][0][2]
         self.discard(one)
         of_class.since_ns = now_ns
+        self._gone += one.cost
         self._counters.served(tenant)
         self._counters.charge(tenant, one.cost)
         return one
@@ -104,9 +113,10 @@ class Line(Generic[T]):
         """`one` waits no longer; False when it didn't."""
         of_class = self._classes.get(one.priority)
         line = of_class.lines.get(one.tenant) if of_class is not None else None
-        if of_class is None or line is None or one not in line:
+        at = next((at for at, each in enumerate(line or ()) if each[2] is one), None)
+        if of_class is None or line is None or at is None:
             return False
-        line.remove(one)
+        del line[at]
         self._length -= 1
         self._tenants[one.tenant] -= 1
         if not self._tenants[one.tenant]:
@@ -126,8 +136,9 @@ class Line(Generic[T]):
 
     def _put(self, one: Waiting[T], now_ns: int) -> None:
         of_class = self._classes.setdefault(one.priority, _Class(since_ns=now_ns))
-        line = of_class.lines.setdefault(one.tenant, deque())
-        line.insert(sum(each.again for each in line) if one.again else len(line), one)
+        self._arrivals += 1
+        at = -inf if one.again else place(one.cost, self._gone)
+        insort(of_class.lines.setdefault(one.tenant, []), (at, self._arrivals, one))
         self._tenants[one.tenant] = self._tenants.get(one.tenant, 0) + 1
         self._length += 1
 
@@ -135,9 +146,10 @@ class Line(Generic[T]):
         """The newest of the longest line of the least urgent class, of those that may go."""
         lines = next(lines for _, found in sorted(self._classes.items(), reverse=True) if (lines := _first_timers(found)))
         longest = max(len(line) for line in lines)
-        return next(line for line in reversed(lines) if len(line) == longest)[-1]
+        line = next(line for line in reversed(lines) if len(line) == longest)
+        return max((number, one) for _, number, one in line if not one.again)[1]
 
 
-def _first_timers(of_class: _Class[T]) -> list[deque[Waiting[T]]]:
+def _first_timers(of_class: _Class[T]) -> list[list[tuple[float, int, Waiting[T]]]]:
     """The lines of a class that don't consist of those that wait again."""
-    return [line for line in of_class.lines.values() if not line[-1].again]
+    return [line for line in of_class.lines.values() if not line[-1][2].again]

@@ -28,7 +28,7 @@ _ADAPTER_S: Final = 0.5
 _STEP_S: Final = 0.03
 _MEMORY: Final = 16
 _SPEED_KEPT: Final = 0.98
-_SPEED_PRIOR_S: Final = 10.0
+_SPEED_PRIOR_S: Final = 3.0
 _LOADS_KEPT: Final = 0.99
 
 

@@ -12,17 +12,19 @@
 | others | by which it delays those who are there already; more, the more its tenant has beyond its share |
 | recent | a little for having been busy lately, which spreads what is otherwise equal |
 
-Everything is learnt online (estimate.py), and every term is continuous: a token more or less, or a millisecond, changes no cost by a jump,
-so there is no threshold at which hot prefixes suddenly move. A hot prefix spreads as soon as the queue at its holder costs more than
-loading it elsewhere; a worker that computes short work first lets the short one pass and the long one pay, which `others` counts.
+Everything is learnt online (estimate.py). No term has a threshold at which hot prefixes suddenly move: a token more or less, or a
+millisecond, changes a cost by no more than `AGING` of the age of who is passed by it. A hot prefix spreads as soon as the queue at its
+holder costs more than loading it elsewhere; a worker that computes short work first lets the short one pass and the long one pay, which
+`others` counts.
 
 From the pool it takes as many of the sources, in order, as make it faster: where a disk is slower than computing, the rest is computed.
 Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too, where a second of
 computing counts a tenth more than one of waiting.
 
-A decode worker may prefill a short prompt itself, between its steps: then it is one candidate more, and a slower one (`prefill_share`).
-Where only decode workers are candidates, they are ranked by when the answer would be complete: load and compute as above, plus a step for
-every token, each as long as the KV in use there makes it.
+A decode worker may prefill a prompt itself, between its steps. It helps where the request would wait for the best prefill worker: then it
+is one candidate more, as slow as it has shown to be (`rank_with_help`). Where only decode workers are candidates, they are ranked by
+when the answer would be complete: queue, load and compute as above, plus a step for every token, each as long as the KV in use there
+makes it.
 """
 
 from collections.abc import Sequence
@@ -57,8 +59,8 @@ class LeastTtft(Learning):
 
     name = "ttft"
 
-    def __init__(self, seed: int = 0, *, order: WorkerOrder = WorkerOrder.ARRIVAL) -> None:
-        """`order`: how the workers compute what they are given; ours in order of arrival."""
+    def __init__(self, seed: int = 0, *, order: WorkerOrder = WorkerOrder.SHORTEST) -> None:
+        """`order`: how the workers compute what they are given; that of our engine."""
         super().__init__(order)
         self._recent = Recent()
 
@@ -66,6 +68,13 @@ class LeastTtft(Learning):
         """See `Policy.rank`."""
         score = self._decode if all(c.worker.role == "decode" for c in candidates) else self._prefill
         return ranking(self.name, "s", [score(ask, c, now_ns) for c in candidates])
+
+    def rank_with_help(self, ask: Ask, candidates: Sequence[Candidate], helpers: Sequence[Candidate], now_ns: int) -> Ranking | None:
+        """`candidates`, ranked; with `helpers` among them where the request would wait for the best of them."""
+        alone = self.rank(ask, candidates, now_ns)
+        if alone is None or not helpers or not dict(alone.best.terms)["queue"] > 0:
+            return alone
+        return self.rank(ask, [*candidates, *helpers], now_ns)
 
     def routed(self, ask: Ask, scored: Scored, now_ns: int) -> None:
         """See `Policy.routed`."""
@@ -102,8 +111,10 @@ class LeastTtft(Learning):
     def _decode(self, ask: Ask, c: Candidate, now_ns: int) -> Scored:
         way = min(self._ways(ask, c, now_ns), key=lambda w: w.loaded_s + w.compute_s)
         in_use = c.decode_tokens + ask.prompt_tokens
+        queue, _ = self.wait_s(c, way.compute_s, now_ns)
         terms = (
-            ("load", way.loaded_s),
+            ("queue", queue),
+            ("load", max(0.0, way.loaded_s - queue)),
             ("compute", way.compute_s),
             *self._room(ask, c, way),
             ("steps", ask.output_tokens * self.estimate.step_s(in_use)),
@@ -120,7 +131,7 @@ class LeastTtft(Learning):
         estimate, prompt = self.estimate, ask.prompt_tokens
         held = min(c.resident_tokens, prompt)
         loaded_s, fetch = 0.0, 0
-        ways = [_Way(0.0, self._compute_s(c, prompt - held, held), 0, prompt - held)]
+        ways = [_Way(0.0, self.estimate.compute_s(prompt - held, held, c.worker), 0, prompt - held)]
         for source in c.pool:
             tokens = min(source.tokens, prompt - held)
             if tokens <= 0:
@@ -128,12 +139,9 @@ class LeastTtft(Learning):
             loaded_s = max(loaded_s, source.busy_s) + estimate.load_s(source._replace(tokens=tokens))
             held += tokens
             fetch += tokens
-            ways.append(_Way(loaded_s, self._compute_s(c, prompt - held, held), fetch, prompt - held))
+            ways.append(_Way(loaded_s, self.estimate.compute_s(prompt - held, held, c.worker), fetch, prompt - held))
         ways.extend(self._behind(pending, c, ways[-1], prompt, now_ns) for pending in ask.pending if pending.tokens > held)
         return ways
-
-    def _compute_s(self, c: Candidate, tokens: int, context: int) -> float:
-        return self.estimate.compute_s(tokens, context, c.worker) / max(0.01, c.prefill_share)
 
     def _behind(self, pending: Pending, c: Candidate, way: _Way, prompt: int, now_ns: int) -> _Way:
         """Wait for `pending`, and load what it will have computed, unless it does so here."""
@@ -141,7 +149,7 @@ class LeastTtft(Learning):
         more = coming - (prompt - way.compute)
         wait_s = max(0, pending.ready_ns - now_ns) / SECOND
         load_s = 0.0 if pending.worker == c.worker else self.estimate.load_s(Source(Tier.DRAM, False, more))
-        compute_s = self._compute_s(c, prompt - coming, coming)
+        compute_s = self.estimate.compute_s(prompt - coming, coming, c.worker)
         return _Way(max(way.loaded_s, wait_s) + load_s, compute_s, way.fetch + more, prompt - coming, wait_s)
 
 

@@ -82,7 +82,6 @@ class Candidate(NamedTuple):
     to be computed there before a new one's turn. `decode_tokens` of `decode_capacity` (0: unknown): KV in use by answers under way.
     `free_tokens`: room for new KV; `price_s`: seconds of recompute that one more token of KV there costs by what must leave for it
     (`price.py`). `adapter_loaded`: whether the request's adapter is there (true when it has none). `suspect`: it failed a moment ago.
-    `prefill_share`: the part of its time that a prefill gets there; below 1 for a decode worker that would prefill between its steps.
     """
 
     worker: WorkerRef
@@ -96,7 +95,6 @@ class Candidate(NamedTuple):
     free_tokens: int = 0
     price_s: float = 0.0
     adapter_loaded: bool = True
-    prefill_share: float = 1.0
     suspect: bool = False
 
     @property

@@ -1,21 +1,22 @@
 """What one worker has still to compute, as far as the requests tell that were sent there: seconds each, worked off as time passes.
 
-Theory. A worker computes by an order that is known: as they came, all by turns, or what is nearest its end first. Then how long a newcomer
-of s seconds has to wait, and by how much it delays those who are there already, follow from their remaining seconds r:
+Theory. A worker computes by an order that is known: as they came, or the least left first but for age, as our engine does
+(`kvpool.policy.order`; places are in seconds here, since a worker that somebody waits for computes a second a second). Then how long a
+newcomer of s seconds has to wait, and by how much it delays those who are there already, follow from their remaining seconds r:
 
 | order | waits for | delays the others by |
 |---|---|---|
 | arrival | sum of r | 0 |
-| shared | sum of min(r, s) | sum of min(r, s) |
-| shortest | sum of r up to s | s for each r above s |
+| shortest | sum of the r with a lower place | s for each with a higher one |
 
-All are continuous in s and r. What has been worked off isn't reported by anybody; it is taken to go on at one second a second, and
-a first token says what was wrong. A request that should be through and isn't weighs nothing.
+What has been worked off isn't reported by anybody; it is taken to go on at one second a second, and a first token says what was wrong. A
+request that should be through and isn't weighs nothing.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from enum import StrEnum
 
+from kvpool.policy.order import place
 from kvpool.units import SECOND
 
 
@@ -23,92 +24,64 @@ class WorkerOrder(StrEnum):
     """In which order a worker computes what it was given."""
 
     ARRIVAL = "arrival"
-    SHARED = "shared"
     SHORTEST = "shortest"
 
 
 class Workload:
     """Of one worker."""
 
-    __slots__ = ("_ahead", "_at_ns", "_left", "_names", "_order", "_worked")
+    __slots__ = ("_at_ns", "_left", "_names", "_order", "_places")
 
     def __init__(self, order: WorkerOrder) -> None:
         self._order = order
         self._at_ns = 0
-        self._left: list[float] = []  # seconds left (arrival: in that order; else ascending) plus _worked
-        self._names: list[str] = []
-        self._worked = 0.0  # shared: seconds that each has been worked on since it came or since 0
-        self._ahead = 0.0  # sum of what is left
+        self._names: list[str] = []  # in the order in which they are computed, as the other two
+        self._left: list[float] = []
+        self._places: list[float] = []
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._names)
 
     def add(self, name: str, seconds: float, now_ns: int) -> None:
         """A request of `seconds` has been sent."""
         self._advance(now_ns)
         seconds = max(0.0, seconds)
-        self._ahead += seconds
-        left = seconds + self._worked
-        if self._order is WorkerOrder.ARRIVAL:
-            self._left.append(left)
-            self._names.append(name)
-            return
-        place = bisect_right(self._left, left)
-        insort(self._left, left)
-        self._names.insert(place, name)
+        at = self._find(seconds)
+        self._names.insert(at, name)
+        self._left.insert(at, seconds)
+        self._places.insert(at, self._place(seconds))
 
     def remove(self, name: str, now_ns: int) -> None:
         """A request is through, or given up; unknown ones are ignored."""
         self._advance(now_ns)
         if name in self._names:
-            place = self._names.index(name)
-            del self._names[place]
-            self._ahead -= max(0.0, self._left.pop(place) - self._worked)
-        if not self._names:
-            self._worked = self._ahead = 0.0
+            at = self._names.index(name)
+            for each in (self._names, self._left, self._places):
+                del each[at]
 
     def wait_s(self, seconds: float, now_ns: int) -> tuple[float, float]:
         """How long a newcomer of `seconds` waits, and the delay of all others together by it."""
         self._advance(now_ns)
-        if self._order is WorkerOrder.ARRIVAL:
-            return max(0.0, self._ahead), 0.0
-        through = bisect_right(self._left, self._worked)
-        place = max(through, bisect_right(self._left, seconds + self._worked))
-        before = sum(self._left[through:place]) - (place - through) * self._worked
-        behind = (len(self._left) - place) * seconds
-        if self._order is WorkerOrder.SHARED:
-            return max(0.0, before + behind), max(0.0, before + behind)
-        return max(0.0, before), behind
+        at = self._find(seconds)
+        return sum(self._left[:at]), seconds * (len(self._left) - at)
+
+    def _place(self, seconds: float) -> float:
+        now_s = self._at_ns / SECOND
+        return place(seconds, now_s) if self._order is WorkerOrder.SHORTEST else now_s
+
+    def _find(self, seconds: float) -> int:
+        """Before how many a newcomer doesn't come."""
+        return bisect_right(self._places, self._place(seconds))
 
     def _advance(self, now_ns: int) -> None:
         """Work off what has passed since the last look."""
         passed = max(0, now_ns - self._at_ns) / SECOND
         self._at_ns = max(self._at_ns, now_ns)
-        if not self._left or not passed:
-            return
-        if self._order is WorkerOrder.SHARED:
-            self._share(passed)
-            return
-        place = 0
-        while passed > 0 and place < len(self._left):
-            done = min(passed, self._left[place])
-            self._left[place] -= done
-            self._ahead -= done
+        for at, left in enumerate(self._left):
+            if passed <= 0:
+                return
+            done = min(passed, left)
             passed -= done
-            place += 1
-
-    def _share(self, passed: float) -> None:
-        """By turns: each of those that are not through yet gets the same."""
-        while True:
-            through = bisect_right(self._left, self._worked)
-            busy = len(self._left) - through
-            if not busy:
-                return
-            most = (self._left[through] - self._worked) * busy
-            if most > passed:
-                self._worked += passed / busy
-                self._ahead -= passed
-                return
-            self._worked = self._left[through]  # set, not added to: the next round passes it for certain
-            self._ahead -= most
-            passed -= most
+            self._left[at] = left - done
+            if self._order is WorkerOrder.SHORTEST:
+                self._places[at] -= done

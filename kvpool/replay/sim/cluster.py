@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from kvpool.policy.admission.early import EarlyRejection
 from kvpool.policy.admission.single import Flight, Flights
-from kvpool.policy.routing import Ask, Candidate, Load, Observed, Pending, Source, Tier, WorkerRef
+from kvpool.policy.routing import Ask, Candidate, LeastTtft, Load, Observed, Pending, Ranking, Source, Tier, WorkerRef
 from kvpool.replay.sim.decode import DecodeNode
 from kvpool.replay.sim.links import Links
 from kvpool.replay.sim.prefill import Job, PrefillNode
@@ -40,8 +40,8 @@ class Cluster:
         self._admission = admission
         self._store = Store(world, system.eviction, placed=system.placed)
         self._links = Links(world.nodes, world.network)
-        self.prefill = [PrefillNode(world, system.order, system.aging) for _ in range(world.prefill_nodes)]
-        self.decode = [DecodeNode(world) for _ in range(world.decode_nodes)]
+        self.prefill = [PrefillNode(world, system.order) for _ in range(world.prefill_nodes)]
+        self.decode = [DecodeNode(world, system.order) for _ in range(world.decode_nodes)]
         roles = ["prefill"] * world.prefill_nodes + ["decode"] * world.decode_nodes
         self._workers = [WorkerRef(role, f"{node:02d}", 1) for node, role in enumerate(roles)]
         self._active = [0] * world.nodes
@@ -83,9 +83,12 @@ class Cluster:
         if self._arrived % _PRICED_EVERY == 0:
             self._prices = [(self._store.price_s(node), self._store.free_tokens(node)) for node in range(self._world.nodes)]
         self._arrived += 1
+        prefill = self._world.prefill_nodes
         missing = request.prompt_tokens - found.anywhere * self._world.block_tokens
-        nodes = self._world.nodes if 0 < missing <= self._system.short else self._world.prefill_nodes
-        ranking = self._system.policy.rank(ask, [self._candidate(node, request, found, now) for node in range(nodes)], _ns(now))
+        helped = 0 < missing <= self._system.help_tokens
+        ranking = self._rank(
+            ask, [self._candidate(node, request, found, now) for node in range(self._world.nodes if helped else prefill)], now
+        )
         assert ranking is not None
         scored = ranking.best
         node = int(scored.worker.id)
@@ -100,6 +103,12 @@ class Cluster:
             self._admission.coming(request.request_id, size, ready_ns)
         self._system.policy.routed(ask, scored, _ns(now))
         self._send(Job(fate, ask, scored, now), node, found, ready_ns, now)
+
+    def _rank(self, ask: Ask, candidates: list[Candidate], now: float) -> Ranking | None:
+        prefill, policy = self._world.prefill_nodes, self._system.policy
+        if isinstance(policy, LeastTtft):
+            return policy.rank_with_help(ask, candidates[:prefill], candidates[prefill:], _ns(now))
+        return policy.rank(ask, candidates, _ns(now))
 
     def _ask(self, request: SimRequest, found: Found, now: float) -> Ask:
         pending: tuple[Pending, ...] = ()
@@ -127,7 +136,6 @@ class Cluster:
         if self._system.pulls and (far := min(most, found.anywhere * size) - near) > 0:
             pool = (*pool, Source(Tier.DRAM, False, far, self._links.backlog_s(node, now)))
         price_s, free = self._prices[node]
-        guests = node >= self._world.prefill_nodes
         return Candidate(
             worker=self._workers[node],
             pool=pool,
@@ -137,7 +145,6 @@ class Cluster:
             decode_tokens=self._prompts[node],
             free_tokens=free,
             price_s=price_s,
-            prefill_share=self.decode[node - self._world.prefill_nodes].prefill_share if guests else 1.0,
             adapter_loaded=not request.adapter or request.adapter in self._adapters[node],
         )
 
@@ -146,8 +153,7 @@ class Cluster:
     def _send(self, job: Job, node: int, found: Found, ready_ns: int, now: float) -> None:
         request, scored = job.fate.request, job.scored
         job.fate.worker = node
-        if node < self._world.prefill_nodes:
-            self.prefill[node].expect(job)
+        self._prefills(node).expect(job)
         self._active[node] += 1
         self._backlog[node] += scored.compute_tokens
         self._prompts[node] += request.prompt_tokens
@@ -192,6 +198,9 @@ class Cluster:
         elif self._begin(job, node, now):
             self.decode[node - self._world.prefill_nodes].invite(job, now)
             self._watch(node - self._world.prefill_nodes, now)
+
+    def _prefills(self, node: int) -> PrefillNode:
+        return self.prefill[node] if node < self._world.prefill_nodes else self.decode[node - self._world.prefill_nodes].guests
 
     def _next(self, node: int, now: float) -> None:
         """Begin the next chunk, if the node is idle and somebody is ready."""
@@ -296,10 +305,10 @@ class Cluster:
             if self._admission is not None:
                 self._admission.ended(fate.request.request_id, _ns(now))
             self._system.policy.ended(fate.request.request_id, self._workers[fate.worker], _ns(now))
-        guest = self.decode[number].guest_through(now)
+        moved, guest = self.decode[number].guest(now)
         if guest is not None:
             self._prefilled(guest, number + self._world.prefill_nodes, now)
-        if ended or guest is not None:
+        if ended or moved:
             self._watch(number, now)
 
 

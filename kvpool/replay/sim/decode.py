@@ -3,22 +3,26 @@
 Since all get their tokens together, one count of steps tells who is through: a request that came at step s and wants n tokens is through
 at step s + n. KV is reserved for prompt and answer; a request that finds no room waits, first come, first served.
 
-A node may prefill short prompts as guests, one after the other: between two steps as much as the SLO for the time between tokens leaves,
-so that no answer falls behind it; without answers under way, at full speed.
+A node may prefill prompts as guests, a chunk at a time in the order of its engine: beside each step as much as keeps the time between
+tokens at four fifths of the SLO; without answers under way, at full speed.
 """
 
 from collections import deque
 from heapq import heappop, heappush
 
-from kvpool.replay.sim.prefill import Job
+from kvpool.policy.routing import WorkerOrder
+from kvpool.replay.sim.prefill import Job, PrefillNode
 from kvpool.replay.sim.request import Fate
 from kvpool.replay.sim.world import World
+
+_ROUND = 0.8
+"""So much of the SLO for the time between tokens a step and a guest's part of it take together."""
 
 
 class DecodeNode:
     """The requests under way and in line on one node."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, order: WorkerOrder = WorkerOrder.ARRIVAL) -> None:
         self._world = world
         self._room = world.decode_tokens
         self._active: list[tuple[float, int, float, Fate]] = []  # (step at which it is through, serial, began, whose)
@@ -29,10 +33,10 @@ class DecodeNode:
         self.tokens = 0
         """KV in use and promised to those in line."""
         self._in_use = 0
-        self._guests: deque[Job] = deque()
-        self._guest_left = 0.0
-        self.guest_s = 0.0
-        """Seconds that guests have computed here."""
+        self.guests = PrefillNode(world, order)
+        """What is prefilled here; its `busy_s` count as if nothing else were computed."""
+        self._chunk = 0, 0.0
+        self._chunk_left = self._chunk_began = 0.0
 
     @property
     def active(self) -> int:
@@ -51,29 +55,23 @@ class DecodeNode:
         self._line.append(fate)
         self._admit(now)
 
-    @property
-    def prefill_share(self) -> float:
-        """The part of its time that a guest gets."""
-        return self._share() if self._active else 1.0
-
     def invite(self, job: Job, now: float) -> None:
         """Prefill `job`, whose KV has come, here."""
         self._advance(now)
-        self._guests.append(job)
-        if len(self._guests) == 1:
-            self._guest_left = self._guest_s(job)
+        self.guests.add(job)
+        self._next_chunk(now)
 
-    def guest_through(self, now: float) -> Job | None:
-        """The guest that is through by now."""
+    def guest(self, now: float) -> tuple[bool, Job | None]:
+        """Whether a guest's chunk is through by now, and whose last it was."""
         self._advance(now)
-        if not self._guests or self._guest_left > 1e-6:
-            return None
-        job = self._guests.popleft()
-        job.compute_s = self._guest_s(job)
-        self.guest_s += job.compute_s
-        if self._guests:
-            self._guest_left = self._guest_s(self._guests[0])
-        return job
+        job = self.guests.running
+        if job is None or self._chunk_left > 1e-6:
+            return False, None
+        tokens, seconds = self._chunk
+        through = self.guests.ran(tokens, seconds)
+        job.compute_s += now - self._chunk_began - seconds
+        self._next_chunk(now)
+        return True, job if through else None
 
     def through(self, now: float) -> list[Fate]:
         """Those that are through by now; each once."""
@@ -95,27 +93,30 @@ class DecodeNode:
         ends = []
         if self._active:
             ends.append(max(0.0, self._active[0][0] - self._steps) * self._step_s())
-        if self._guests:
-            ends.append(max(0.0, self._guest_left) / self.prefill_share)
+        if self.guests.running is not None:
+            ends.append(max(0.0, self._chunk_left) / self._share())
         return now + min(ends) if ends else None
 
     def _advance(self, now: float) -> None:
         if self._active:
             self._steps += (now - self._at) / self._step_s()
-        if self._guests:
-            self._guest_left -= (now - self._at) * self.prefill_share
+        if self.guests.running is not None:
+            self._chunk_left -= (now - self._at) * self._share()
         self._at = now
 
     def _step_s(self) -> float:
         step = self._world.step_s(self._in_use)
-        return step / (1.0 - self._share()) if self._guests else step
+        return step / (1.0 - self._share()) if self.guests.running is not None and self._active else step
 
     def _share(self) -> float:
-        """What a guest gets of a round beside answers: the SLO less a step, but never less than a tenth."""
-        return max(0.1, 1.0 - self._world.step_s(self._in_use) / self._world.tbt_slo_s)
+        """What a guest gets of the time: beside answers what a step leaves of `_ROUND` of the SLO, but never less than a twentieth."""
+        return 1.0 if not self._active else max(0.05, 1.0 - self._world.step_s(self._in_use) / (_ROUND * self._world.tbt_slo_s))
 
-    def _guest_s(self, job: Job) -> float:
-        return self._world.prefill_s(job.prompt - job.context, job.context)
+    def _next_chunk(self, now: float) -> None:
+        job = self.guests.next()
+        if job is not None:
+            self._chunk = self.guests.chunk(job)
+            self._chunk_left, self._chunk_began = self._chunk[1], now
 
     def _admit(self, now: float) -> None:
         while self._line and (not self._active or self._in_use + _size(self._line[0]) <= self._room):

@@ -1,16 +1,15 @@
 """One prefill node: jobs whose KV has come, computed chunk by chunk in the order that its engine keeps.
 
 * arrival: one after the other, as they were sent; who is still loading keeps the others waiting, or a long one would slip in;
-* shared: a chunk each, round and round;
-* shortest: the chunk of the job that is nearest its end, less `aging` seconds for every second since its arrival. What is left of a job
-  changes only while it runs, so the order of the others is fixed by (what is left + aging x arrival), and a long job is passed only by
-  those that come within (what is left / aging) seconds.
+* shortest: the chunk of the job that has the least left, but for age, by the function that our engine's scheduler has
+  (`kvpool.policy.order`). What is left of a job changes only while it runs, so the order of the others is fixed.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from kvpool.policy.order import place
 from kvpool.policy.routing import Ask, Load, Scored, WorkerOrder
 from kvpool.replay.sim.request import Fate
 from kvpool.replay.sim.world import World
@@ -34,6 +33,8 @@ class Job:
     waits: bool = False
     place: int = 0
     """In the order in which all jobs were sent."""
+    before: int = 0
+    """Tokens that its node had computed when it was sent there."""
     loads: list[Load] = field(default_factory=list)
 
     @property
@@ -45,20 +46,19 @@ class Job:
 class PrefillNode:
     """The jobs that are ready here. `busy_s` is all the time it has computed."""
 
-    def __init__(self, world: World, order: WorkerOrder, aging: float) -> None:
+    def __init__(self, world: World, order: WorkerOrder) -> None:
         self._world = world
         self._order = order
-        self._aging = aging
         self._ready: list[tuple[float, int, Job]] = []
         self._sent: deque[Job] = deque()
-        self._serial = self._places = 0
+        self._serial = self._places = self._computed = 0
         self.running: Job | None = None
         self.busy_s = 0.0
 
     def expect(self, job: Job) -> None:
         """`job` has been sent here; `add` follows when its KV has come."""
         self._places += 1
-        job.place = self._places
+        job.place, job.before = self._places, self._computed
         self._sent.append(job)
 
     def add(self, job: Job) -> None:
@@ -92,6 +92,7 @@ class PrefillNode:
         self.running = None
         self.busy_s += seconds
         job.done += tokens
+        self._computed += tokens
         job.compute_s += seconds - (job.setup_s if job.done == job.context + tokens else 0.0)
         if job.done == job.prompt:
             self._sent.remove(job)
@@ -102,7 +103,4 @@ class PrefillNode:
     def _rank(self, job: Job) -> float:
         if self._order is WorkerOrder.ARRIVAL:
             return job.place
-        if self._order is WorkerOrder.SHARED:
-            return self._serial
-        left = self._world.prefill_s(job.prompt - job.done, job.done)
-        return left + self._aging * job.fate.request.arrived_s
+        return place(job.prompt - job.done, job.before)

@@ -7,12 +7,10 @@ rendezvous over all nodes, as in production (`kvpool.policy.placement`).
 
 from dataclasses import dataclass, replace
 
-from kvpool.policy.routing import OURS, LeastTtft, Policy, WorkerOrder, make_policy
+from kvpool.policy.routing import OURS, Policy, WorkerOrder, make_policy
 
-SHORT = 1024
-"""Tokens that a decode node may prefill: a chunk."""
-AGING = 0.02
-"""A second of waiting counts as much as 20 ms less to compute."""
+HELP_TOKENS = 16384
+"""A decode node prefills what lacks at most so many, where that is quicker: `help_tokens` of our router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +18,7 @@ class System:
     """A policy and what comes with it.
 
     `pulls`: workers load from other nodes. `placed`: blocks live with their owners, else where they were computed. `single_flight`: what
-    another request is computing may be waited for. `short`: decode nodes may prefill what lacks at most so many tokens. `eviction`: a name
+    another request is computing may be waited for. `help_tokens`: decode nodes may prefill what lacks at most so many. `eviction`: a name
     of `kvpool.policy.eviction`.
     """
 
@@ -29,9 +27,8 @@ class System:
     pulls: bool = False
     placed: bool = False
     single_flight: bool = False
-    short: int = 0
+    help_tokens: int = 0
     order: WorkerOrder = WorkerOrder.ARRIVAL
-    aging: float = 0.0
     eviction: str = "prefix-lru"
 
 
@@ -41,15 +38,12 @@ def make_system(name: str, seed: int = 0) -> System:
     if name == "mooncake":
         return replace(system, pulls=True)
     if name == OURS:
-        order = WorkerOrder.SHORTEST
         return replace(
             system,
-            policy=LeastTtft(seed, order=order),
             pulls=True,
             placed=True,
             single_flight=True,
-            order=order,
-            aging=AGING,
-            eviction="prefix-lru",
+            order=WorkerOrder.SHORTEST,
+            help_tokens=HELP_TOKENS,
         )
     return system

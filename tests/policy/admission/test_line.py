@@ -7,6 +7,7 @@ import pytest
 
 from kvpool.policy.admission.fairness import TokenCounters
 from kvpool.policy.admission.line import STEP_NS, Line, Waiting
+from kvpool.policy.order import AGING
 
 FAR_NS = 1 << 60
 
@@ -24,13 +25,28 @@ def order(line: Line[str], now_ns: int = 0) -> list[str]:
     return out
 
 
-def test_one_tenant_is_served_in_the_order_of_arrival() -> None:
+def test_equal_requests_of_one_tenant_go_in_the_order_of_arrival() -> None:
     """Nothing else would be explicable."""
     line: Line[str] = Line(10, TokenCounters())
     for item in "abcd":
         assert line.offer(one(item), 0) is None
     assert order(line) == list("abcd")
     assert line.next(0) is None
+
+
+def test_cheap_request_of_a_tenant_passes_its_expensive_one_but_not_for_ever() -> None:
+    """The line has the workers' order, or a short prompt would wait here behind what it would pass there; and their bound."""
+    line: Line[str] = Line(10, TokenCounters())
+    line.offer(one("long", cost=100.0), 0)
+    passed = 0
+    while True:
+        line.offer(one("short", cost=10.0), 0)
+        each = line.next(0)
+        assert each is not None
+        if each.item == "long":
+            break
+        passed += 1
+    assert passed == 90 / AGING / 10
 
 
 def test_tenants_take_turns_by_what_they_had() -> None:

@@ -76,14 +76,11 @@ def test_tenant_beyond_its_share_pays_more_for_the_delay_of_others() -> None:
     assert twice == pytest.approx(2 * once)
 
 
-def test_adapter_memory_and_a_guests_share_cost_their_seconds() -> None:
-    """A worker without the adapter, one without room, one that prefills between decode steps."""
+def test_adapter_and_memory_cost_their_seconds() -> None:
+    """A worker without the adapter, and one without room."""
     ask = Ask("r", 1000, adapter="x")
-    plain = score(policy(), ask, Candidate(worker=A, free_tokens=1000))
     assert terms(score(policy(), ask, Candidate(worker=A, adapter_loaded=False, free_tokens=1000)))["adapter"] > 0
     assert terms(score(policy(), ask, Candidate(worker=A, price_s=1e-3, free_tokens=400)))["memory"] == pytest.approx(0.6)
-    half = score(policy(), ask, Candidate(worker=A, free_tokens=1000, prefill_share=0.5))
-    assert terms(half)["compute"] == pytest.approx(2 * terms(plain)["compute"])
 
 
 def test_it_waits_for_another_computation_only_when_that_is_sooner() -> None:
@@ -157,3 +154,22 @@ def test_a_small_change_of_anything_changes_no_cost_by_a_jump(
         1.5 + 1e-4 * (change == "share"),
     )
     assert abs(after - before) <= 0.01 * (len(others) + 1)
+
+
+def test_decode_worker_helps_only_where_the_request_would_wait() -> None:
+    """Idle prefill workers get it, however idle decode workers are; behind a long prompt one helps, unless it has shown to be too slow."""
+    made, decode = policy(WorkerOrder.ARRIVAL), WorkerRef("decode", "dd", 1)
+    candidates, helpers = [Candidate(worker=A), Candidate(worker=B)], [Candidate(worker=decode)]
+
+    def best() -> WorkerRef:
+        ranking = made.rank_with_help(Ask("r", 2000), candidates, helpers, 0)
+        assert ranking is not None
+        return ranking.best.worker
+
+    assert best() != decode
+    for worker in (A, B):
+        made.routed(Ask(worker.id, 10_000), Scored(Candidate(worker=worker), 0, (), 0, 10_000), 0)
+    assert best() == decode
+    for number in range(40):
+        made.first_token(f"d{number}", decode, Observed(computed_tokens=2000, compute_ns=20 * SECOND // 10), 0)
+    assert best() != decode

@@ -19,28 +19,26 @@ def loaded(order: WorkerOrder, *seconds: float) -> Workload:
 def test_newcomer_waits_by_the_order() -> None:
     """2, 10 and 4 s are there; one of 4 s comes: by hand, from the table of workload.py."""
     assert loaded(WorkerOrder.ARRIVAL, 2, 10, 4).wait_s(4, 0) == pytest.approx((16, 0))
-    assert loaded(WorkerOrder.SHARED, 2, 10, 4).wait_s(4, 0) == pytest.approx((10, 10))
     assert loaded(WorkerOrder.SHORTEST, 2, 10, 4).wait_s(4, 0) == pytest.approx((6, 4))
 
 
 def test_time_works_off_by_the_order() -> None:
-    """After 3 s: the first is through and one second of the next is; by turns each has had one; the shortest and a second of the next."""
+    """After 3 s: the first is through and one second of the next; or the shortest, and one second of the next shortest."""
     assert loaded(WorkerOrder.ARRIVAL, 2, 10, 4).wait_s(100, 3 * SECOND)[0] == pytest.approx(13)
-    assert loaded(WorkerOrder.SHARED, 2, 10, 4).wait_s(1, 3 * SECOND)[0] == pytest.approx(3)
     assert loaded(WorkerOrder.SHORTEST, 2, 10, 4).wait_s(4, 3 * SECOND) == pytest.approx((3, 4))
 
 
-def test_time_that_is_too_short_to_be_added_passes_all_the_same() -> None:
-    """Sums of seconds that differ by more than a float can tell: nothing loops, and what is left is what is left."""
-    load = loaded(WorkerOrder.SHARED, 1e9, 1e9 + 1e-3)
-    for number in range(200):
-        load.add(f"s{number}", 1e-7 * number, number)
-    assert load.wait_s(1e8, SECOND)[0] == pytest.approx(2e8, rel=1e-3)
+def test_age_counts_as_in_the_engine() -> None:
+    """A place is what is left plus AGING of the arrival: after 100 s one of 10 s passes no more what had 11 s left when it came."""
+    load = loaded(WorkerOrder.SHORTEST, 200, 11)
+    load.add("first", 100, 0)
+    assert load.wait_s(99.5, 0) == pytest.approx((11, 99.5 * 2))
+    assert load.wait_s(99.5, 50 * SECOND) == pytest.approx((61, 99.5))
 
 
 def test_who_should_be_through_weighs_nothing_and_takes_nothing_off() -> None:
-    """One of 1 s is long overdue beside one of 100 s, of which 49 are left: a newcomer of 20 s meets those 20 only."""
-    for order, waits in ((WorkerOrder.SHARED, 20), (WorkerOrder.SHORTEST, 0), (WorkerOrder.ARRIVAL, 49)):
+    """One of 1 s is long overdue beside one of 100 s, of which 49 are left: one of 20 s meets nothing but, by arrival, those 49."""
+    for order, waits in ((WorkerOrder.SHORTEST, 0), (WorkerOrder.ARRIVAL, 49)):
         load = loaded(order, 1, 100)
         assert load.wait_s(20, 52 * SECOND)[0] == pytest.approx(waits)
 

@@ -104,8 +104,8 @@ def test_engine_that_computes_the_shortest_first_lets_it_pass() -> None:
     """A prompt of 100,000 tokens runs for half a minute; a short one behind it waits for a chunk, or for all of it."""
     world = World(prefill_nodes=1, decode_nodes=1)
     made = [SimRequest("long", 0.0, 100_000, 1, ()), SimRequest("short", 1.0, 600, 1, ())]
-    for order, limit in ((WorkerOrder.SHORTEST, 0.5), (WorkerOrder.SHARED, 0.5), (WorkerOrder.ARRIVAL, 60.0)):
-        system = replace(make_system(OURS), policy=LeastTtft(order=order), order=order, short=0)
+    for order, limit in ((WorkerOrder.SHORTEST, 0.5), (WorkerOrder.ARRIVAL, 60.0)):
+        system = replace(make_system(OURS), policy=LeastTtft(order=order), order=order, help_tokens=0)
         short = Cluster(world, system).run(made)[1].ttft_s
         assert short is not None
         assert limit / 10 < short < limit
