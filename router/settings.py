@@ -36,7 +36,7 @@ class Limits:
     decode_slots: int = 256
     """Requests given to a decode worker at once, if it doesn't say that it takes fewer."""
     direct_tokens: int = 64
-    """A prompt of which no more than this is to be computed goes to a decode worker at once; 0: none does."""
+    """A prompt of which no more than this is to be computed goes to a decode worker at once; 0: none does, nor by `help_tokens`."""
     help_tokens: int = 16384
     """A prompt with no more than this to compute goes to a decode worker where it would wait longer for a prefill worker; 0: none."""
     follow_tokens: int = 256

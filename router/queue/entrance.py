@@ -212,7 +212,8 @@ class Entry:
 
     def _helped(self, worker: Worker, held: int) -> bool:
         """Whether a decode worker prefills it, since that is quicker than to wait for a prefill worker."""
-        if self._missing(worker, held) > self._owner.limits.help_tokens:
+        limits = self._owner.limits
+        if limits.direct_tokens == 0 or self._missing(worker, held) > limits.help_tokens:
             return False
         return self._owner.chooser.helped(self._need, self._attempts.usable("prefill"), self._attempts.usable("decode"))
 

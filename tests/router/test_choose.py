@@ -15,7 +15,7 @@ from router.testing.loop import VirtualLoop, run_virtual
 from router.testing.workers import Fault
 from tests.router.test_cold_prefix import BLOCK, PREFIX, World
 
-LONG = Limits(direct_tokens=0, help_tokens=0, follow_tokens=0)
+LONG = Limits(direct_tokens=0, follow_tokens=0)
 
 
 def _ref(world: World, role: str, number: int) -> WorkerRef:
@@ -87,7 +87,7 @@ def test_decode_workers_help_who_would_wait_for_a_prefill_worker(help_tokens: in
     """Of six cold prompts of 1,510 tokens one prefill worker gets the first; idle decode workers take some of the others, if they may."""
 
     async def work(loop: VirtualLoop) -> None:
-        world = World(loop, prefill=1, decode=2, limits=replace(LONG, help_tokens=help_tokens))
+        world = World(loop, prefill=1, decode=2, limits=replace(LONG, direct_tokens=1, help_tokens=help_tokens))
         await asyncio.gather(*(world.ask(number, prefix=tuple(range(2000 * number, 2000 * number + 1500))) for number in range(6)))
         helped = sum(trace.direct for trace in world.traces)
         assert not world.traces[0].direct
