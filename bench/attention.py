@@ -1,34 +1,34 @@
 """What leaving tokens out does to a model's answers: KL to full attention, of techniques beside each other on equal budgets.
 
-`python -m bench.attention [--json] [--documents 3] [--budget 0.25] [--suffix 64] [--steps 24]`. SmolLM2 reads a prompt of 1,024
-tokens with full attention, then every technique chooses, and the next tokens are forced: the mean of KL(full || technique) over
-their predictions, in nats, on the same tokens, of two kinds (`../shared/specs/techniques.md` 4.2b and 7):
+`python -m bench.attention [--json] [--texts NAME,...] [--budget 0.25] [--suffix 64] [--steps 24]`. SmolLM2 reads a prompt of 1,024
+tokens of each text (`attention_texts.py`, about half a minute a text) with full attention, then every technique chooses, and the next
+tokens are forced: the mean of KL(full || technique) over their predictions, in nats, on the same tokens, of two kinds
+(`../shared/specs/techniques.md` 4.2b and 7):
 
-    continued   the prompt is the beginning of a document, and the document goes on: what will be needed is not known when tokens are
-                chosen
-    asked       the prompt is a document and, at its end, a question about it; forced is the answer that full attention gives
+    continued   the prompt is the beginning of a text, and the text goes on: what will be needed is not known when tokens are chosen
+    asked       the prompt is a text and, at its end, a question about it; forced is the answer that full attention gives
 
-A suffix is computed in one pass, so the choice is that of the prompt's end. The column *by token* forces the first document's answer one
+A suffix is computed in one pass, so the choice is that of the prompt's end. The column *by token* forces the first text's answer one
 token a pass, as a decode does: H2O evicts, a window slides, and Quest chooses anew each time. The random choice draws tokens per
-layer and head. SnapKV chooses by the prompt's end, so its goal is about what is asked; the others' are about what is continued.
+layer and head. SnapKV chooses by the prompt's end, so its goal is about what is asked; the others' are about what is continued. A figure
+is the ratio of two means over the texts; beside it stand the lowest and the highest ratio that a text gave.
 
-Checked besides, on the tensors of the first document: no key scores above its page's bound (float64), and the kept tokens are
+Checked besides, on the tensors of the first text: no key scores above its page's bound (float64), and the kept tokens are
 those of `kvpress`, if it is installed.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench.attention_texts import TEXTS
 from bench.peers.kvpress_sets import Shown, agreement
 from bench.report import print_json, print_table
-from kvpool.cli.conversation import DOCUMENT
 from kvpool.config.models import resolve_model
 from kvpool.engine.attention.build import make_technique
 from kvpool.engine.attention.network import read_prompt, score, use_sessions
@@ -40,18 +40,14 @@ from kvpool.engine.attention.technique import Seen, Selection, Technique, TokenS
 from kvpool.engine.convert import stay_offline
 from kvpool.units import SECOND
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = {
-    DOCUMENT: "When was the first light lit, and by whom?",
-    ROOT / "README.md": "What does `make demo` start?",
-    ROOT / "docs" / "operate.md": "What does `kvpool drain` do?",
-}
 PREFIX, SHOWN_LAYERS = 1024, (0, 3, 11, 20, 29)
 BEFORE, AFTER = "<|im_start|>user\n", "\n\n{}<|im_end|>\n<|im_start|>assistant\n"
 SPECS: Mapping[str, str] = {
     "full": "streaming:budget=100000",
     "h2o": "h2o:budget={}",
+    "h2o, as published": "h2o:budget={},heavy=0.5,power=1,fade=0",
     "snapkv": "snapkv:budget={}",
+    "snapkv, as published": "snapkv:budget={},window=32,recent=32,kernel=5,power=1",
     "quest": "quest:budget={}",
     "streaming": "streaming:budget={}",
     "streaming, positions of the text": "streaming:budget={},positions=original",
@@ -206,7 +202,7 @@ def above_bound(shown: Mapping[int, Shown], page: int = 16) -> tuple[int, int]:
     return above, total
 
 
-def ratios(continued: Mapping[str, float], asked: Mapping[str, float]) -> dict[str, float]:
+def ratios(*, continued: Mapping[str, float], asked: Mapping[str, float]) -> dict[str, float]:
     """The figures the goals are about."""
     return {
         "streaming_over_window_kl": continued["streaming"] / continued["window alone"],
@@ -222,22 +218,23 @@ def mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.attention", description="KL to full attention at equal budgets.")
-    parser.add_argument("--documents", type=int, default=len(DOCUMENTS), help=f"1 to {len(DOCUMENTS)}")
+    parser.add_argument("--texts", default=",".join(TEXTS), help="which ones: " + ", ".join(TEXTS))
     parser.add_argument("--budget", type=float, default=0.25, help="share of the prompt that is kept")
     parser.add_argument("--suffix", type=int, default=64, help="tokens forced in one pass")
     parser.add_argument("--steps", type=int, default=24, help="tokens forced one by one, of the first answer; 0 for none")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
-    if not 1 <= args.documents <= len(DOCUMENTS) or not 1 <= args.suffix <= 512 or not 0 < args.budget < 1 or args.steps < 0:
-        parser.error(f"--documents is 1 to {len(DOCUMENTS)}, --suffix 1 to 512, --budget a share below 1, --steps not negative")
+    names = args.texts.split(",")
+    if not set(names) <= set(TEXTS) or not 1 <= args.suffix <= 128 or not 0 < args.budget < 1 or args.steps < 0:
+        parser.error(f"--texts are of {', '.join(TEXTS)}; --suffix 1 to 128, --budget a share below 1, --steps not negative")
     torch.set_num_threads(1)
     network, tokenizer = load()
     rows: dict[str, list[dict[str, float]]] = {"continued": [], "asked": []}
     shown: Mapping[int, Shown] = {}
     stepped: dict[str, float] = {}
-    for path, question in list(DOCUMENTS.items())[: args.documents]:
-        text = path.read_text()
-        answer = asked(network, tokenizer, text, question, args.suffix)
+    for name in names:
+        text = TEXTS[name].read()
+        answer = asked(network, tokenizer, text, TEXTS[name].question, args.suffix)
         found, layers = measure(network, continued(tokenizer, text, args.suffix), args.budget, one_pass)
         rows["continued"].append(found)
         rows["asked"].append(measure(network, answer, args.budget, one_pass)[0])
@@ -247,26 +244,33 @@ def main() -> None:
     means = {kind: mean(of) for kind, of in rows.items()}
     above, pages = above_bound(shown)
     figures = ratios(**means)
-    report(means, stepped, figures, args)
+    each = [ratios(continued=one, asked=other) for one, other in zip(rows["continued"], rows["asked"], strict=True)]
+    ranges = {figure: (min(one[figure] for one in each), max(one[figure] for one in each)) for figure in figures}
+    print(f"mean KL(full || technique), nats, after {PREFIX} tokens, of which {args.budget:.0%} are kept; {len(names)} texts")
+    report(means, stepped, figures, ranges)
     peer = agreement(shown)
     print(f"\nquest: {above} of {pages} pages hold a key above their bound; kept sets as kvpress: {peer}")
     if args.json:
-        names = [path.name for path in DOCUMENTS][: args.documents]
         print_json({
             "bench": "attention", **figures, "kl": means, "kl_by_token": stepped, "budget": args.budget, "prefix": PREFIX,
-            "kl_per_document": {kind: dict(zip(names, of, strict=True)) for kind, of in rows.items()},
+            "ranges": ranges, "kl_per_text": {kind: dict(zip(names, of, strict=True)) for kind, of in rows.items()},
             "quest_above_bound": above, "quest_pages": pages, "kvpress": peer, "suffix": args.suffix,
         })  # fmt: skip
 
 
-def report(means: Mapping[str, Mapping[str, float]], stepped: Mapping[str, float], figures: Mapping[str, float], args: Any) -> None:
+def report(
+    means: Mapping[str, Mapping[str, float]],
+    stepped: Mapping[str, float],
+    figures: Mapping[str, float],
+    ranges: Mapping[str, tuple[float, float]],
+) -> None:
     """Two tables."""
-    print(f"mean KL(full || technique), nats, after {PREFIX} tokens, of which {args.budget:.0%} are kept; {args.documents} documents")
     columns = [*means.values(), stepped]
-    cells = [(name, *(f"{one[name]:.4f}" if name in one else "-" for one in columns)) for name in techniques(1, args.budget)]
+    cells = [(name, *(f"{one[name]:.4f}" if name in one else "-" for one in columns)) for name in techniques(1, 0.5)]
     print_table(("technique", *means, "by token"), cells)
     print()
-    print_table(("ratio", "value", "goal"), [(name, f"{value:.3f}", f"{GOALS[name]:.2f}") for name, value in figures.items()])
+    lines = [(name, f"{value:.3f}", "{:.2f} to {:.2f}".format(*ranges[name]), f"{GOALS[name]:.2f}") for name, value in figures.items()]
+    print_table(("ratio", "value", "of single texts", "goal"), lines)
 
 
 if __name__ == "__main__":

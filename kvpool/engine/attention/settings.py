@@ -11,6 +11,8 @@ from kvpool.errors import ConfigError
 
 Positions = Literal["cache", "original"]
 Score = Literal["sum", "mean"]
+MAX_POWER = 4
+"""The weights' highest power: a higher one makes nothing of all but the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +52,41 @@ class StreamingSettings(_Budgeted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class H2OSettings(_Budgeted):
-    """The share `heavy` of the budget for heavy hitters, the rest for the most recent; their attention as a sum or a mean per query."""
+    """The share `heavy` of the budget for heavy hitters, the rest for the most recent; their attention as a sum or a mean per query.
 
-    heavy: float = 0.5
+    Weights count by their `power`, and halve in `fade` tokens (0: never).
+    """
+
+    heavy: float = 0.75
     score: Score = "sum"
+    power: int = 2
+    fade: int = 256
 
     def __post_init__(self) -> None:
         super(H2OSettings, self).__post_init__()
         self._require(0 <= self.heavy <= 1, "heavy is a share of the budget, 0 to 1")
+        self._require(1 <= self.power <= MAX_POWER, f"power is 1 to {MAX_POWER}")
+        self._require(self.fade >= 0, "fade can't be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapKVSettings(_Budgeted):
-    """The last `window` prompt tokens choose; their attention is averaged over `kernel` neighbours (an odd number)."""
+    """The last `window` prompt tokens choose, by the `power` of their attention, averaged over `kernel` neighbours (an odd number).
 
-    window: int = 32
-    kernel: int = 5
+    The last `recent` tokens stay in any case.
+    """
+
+    window: int = 128
+    kernel: int = 1
+    power: int = 2
+    recent: int = 32
 
     def __post_init__(self) -> None:
         super(SnapKVSettings, self).__post_init__()
         self._require(self.window >= 1, "window is at least 1")
         self._require(self.kernel >= 1 and self.kernel % 2 == 1, "kernel is odd")
+        self._require(1 <= self.power <= MAX_POWER, f"power is 1 to {MAX_POWER}")
+        self._require(self.recent >= 0, "recent can't be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

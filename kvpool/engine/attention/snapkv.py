@@ -1,9 +1,11 @@
 """SnapKV (Li et al., arXiv 2404.14469): what the end of the prompt looks at is what the answer will need.
 
-The last `window` prompt tokens, usually the question, vote: the weights they pay each earlier token, averaged over them and over
-the query heads that share a KV head, then over `kernel` neighbours, so that what stands beside an important token stays with it.
-Who has the most votes stays, together with the window itself; that is decided once, when the prompt ends, and all later
-tokens stay too. Only the window's queries are needed, so the rest of the prompt may come from a pool.
+The last `window` prompt tokens vote: the weights they pay each token, to the power of `power`, averaged over them and over the query
+heads that share a KV head, then over `kernel` neighbours, so that what stands beside an important token stays with it. Who has the most
+votes stays, together with the last `recent` tokens; that is decided once, when the prompt ends, and all later tokens stay too. Only
+the window's queries are needed, so the rest of the prompt may come from a pool.
+
+As published the window is the question and stays as a whole (`window=32,recent=32,kernel=5,power=1`).
 """
 
 import torch
@@ -22,7 +24,7 @@ class _Ballot:
 
     def __init__(self) -> None:
         self.queries: Tensor | None = None
-        self.votes: Tensor | None = None
+        self.votes: Tensor | None = None  # ``[kv_heads, count]``
         self.ids: Tensor | None = None
         self.count = 0
 
@@ -37,7 +39,7 @@ class SnapKV:
         self._layers: dict[int, _Ballot] = {}
 
     def update(self, layer: int, seen: Seen) -> None:
-        """In the prompt, let the newest window vote on what is before it; after it, the new tokens join."""
+        """In the prompt, let the newest window vote; after it, the new tokens join."""
         ballot = self._layers.setdefault(layer, _Ballot())
         if not self._settled:
             self._vote(ballot, seen)
@@ -51,14 +53,14 @@ class SnapKV:
     def settle(self, prompt: int) -> None:
         """Count the votes. Raises `LocalError` when part of the window was loaded and not computed."""
         self._settled = True
-        budget = max(self._settings.tokens(prompt), self._settings.window)
+        budget = max(self._settings.tokens(prompt), self._settings.recent)
         for ballot in self._layers.values():
             if ballot.count > budget:
                 ballot.ids = self._choose(ballot, budget)
             ballot.queries = ballot.votes = None
 
     def keep(self, layer: int, past: int) -> Selection:
-        """The chosen, the window, and what came after."""
+        """The chosen, the most recent of the prompt, and what came after."""
         ballot = self._layers.get(layer)
         if ballot is None or ballot.count != past:
             raise LocalError(f"snapkv was not shown the end of the {past} tokens of layer {layer}")
@@ -73,13 +75,13 @@ class SnapKV:
         voters = ballot.queries.reshape(heads, -1, dim)
         visible = causal(voters.shape[1], before, ballot.queries.shape[2], seen.keys.device)
         paid = scores(voters, seen.keys, seen.scale, visible).softmax(dim=-1)
-        ballot.votes = paid[:, :, :before].mean(dim=1)
+        ballot.votes = paid.pow(self._settings.power).mean(dim=1)
 
     def _choose(self, ballot: _Ballot, budget: int) -> Tensor:
-        window, kernel = self._settings.window, self._settings.kernel
-        if ballot.votes is None or ballot.votes.shape[1] != ballot.count - window:
+        window, kernel, older = self._settings.window, self._settings.kernel, ballot.count - self._settings.recent
+        if ballot.queries is None or ballot.votes is None or ballot.queries.shape[2] < min(window, ballot.count):
             raise LocalError(f"snapkv needs the queries of the last {window} tokens of the prompt; they were not all computed here")
-        pooled = functional.avg_pool1d(ballot.votes, kernel, padding=kernel // 2, stride=1)
-        chosen = pooled.topk(budget - window, dim=1).indices.sort(dim=1).values
-        last = torch.arange(ballot.count - window, ballot.count, device=chosen.device)
+        pooled = functional.avg_pool1d(ballot.votes[:, :older], kernel, padding=kernel // 2, stride=1)
+        chosen = pooled.topk(budget - self._settings.recent, dim=1).indices.sort(dim=1).values
+        last = torch.arange(older, ballot.count, device=chosen.device)
         return torch.cat((chosen, last.expand(len(chosen), -1)), dim=1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.engine.attention.h2o import H2O
-from kvpool.engine.attention.settings import H2OSettings
+from kvpool.engine.attention.settings import H2OSettings, Score
 from kvpool.engine.attention.technique import Seen
 from kvpool.errors import LocalError
 
@@ -31,37 +31,60 @@ def kept(h2o: H2O, past: int) -> list[list[int]]:
     return result
 
 
-def plainly(passes: list[Seen], heavy: int, recent: int, mean: bool) -> list[list[int]]:
+def plainly(passes: list[Seen], heavy: int, recent: int, settings: H2OSettings) -> list[list[int]]:
     """The same choice by loops over single queries."""
     tokens = passes[-1].keys.shape[1]
     out = []
     for head in range(KV_HEADS):
-        paid = [0.0] * tokens
+        paid, could = [0.0] * tokens, [0.0] * tokens
         for seen in passes:
             first = seen.keys.shape[1] - seen.new
             for row in range(GROUP * seen.new):
                 upto = first + row % seen.new + 1
                 weights = (seen.keys[head, :upto] @ seen.queries[head, row] * seen.scale).softmax(0)
+                left = 0.5 ** ((tokens - upto) / settings.fade) if settings.fade else 1.0
                 for token, weight in enumerate(weights.tolist()):
-                    paid[token] += weight
-        if mean:
-            paid = [value / (tokens - token) for token, value in enumerate(paid)]
+                    paid[token] += weight**settings.power * left
+                    could[token] += left
+        if settings.score == "mean":
+            paid = [value / queries for value, queries in zip(paid, could, strict=True)]
         older = sorted(range(tokens - recent), key=lambda token: -paid[token])[:heavy]
         out.append(sorted(older) + list(range(tokens - recent, tokens)))
     return out
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_keep_is_the_heaviest_and_the_most_recent(mean: bool) -> None:
-    """By single queries, in chunks of any size, both heads of their own."""
-    passes = chunks([5, 1, 9, 3], seed=4)
-    h2o = H2O(H2OSettings(budget=9, heavy=0.7, score="mean" if mean else "sum"))
+@pytest.mark.parametrize("score", ["sum", "mean"])
+@pytest.mark.parametrize(("power", "fade"), [(1, 0), (2, 0), (1, 3), (2, 256)])
+def test_keep_is_the_heaviest_and_the_most_recent(score: Score, power: int, fade: int) -> None:
+    """By single queries, in chunks of any size, both heads of their own; payments count by their power and fade with each token."""
+    passes, settings = chunks([5, 1, 9, 3], seed=1), H2OSettings(budget=9, heavy=0.7, score=score, power=power, fade=fade)
+    h2o = H2O(settings)
     for seen in passes:
         h2o.update(0, seen)
     h2o.settle(18)
     found = kept(h2o, 18)
-    assert found == plainly(passes, heavy=6, recent=3, mean=mean)
+    assert found == plainly(passes, heavy=6, recent=3, settings=settings)
     assert found[0] != found[1]
+
+
+def test_power_and_fade_keep_other_tokens() -> None:
+    """They are not there for nothing: each changes the choice."""
+    passes = chunks([5, 1, 9, 3], seed=1)
+    ways = [H2OSettings(power=power, fade=fade) for power, fade in ((1, 0), (2, 0), (1, 3))]
+    kept_sets = [plainly(passes, heavy=6, recent=3, settings=way) for way in ways]
+    assert all(one != other for at, one in enumerate(kept_sets) for other in kept_sets[:at])
+
+
+def test_accounts_fade_while_tokens_are_generated() -> None:
+    """Who was heavy long ago gives way to who is wanted now."""
+    keys = torch.zeros(1, 8, 2)
+    keys[0, 1, 0] = keys[0, 2, 1] = 9.0
+    for fade, stays in ((0, 1), (2, 2)):
+        h2o = H2O(H2OSettings(budget=3, heavy=0.34, fade=fade))
+        h2o.update(0, Seen(torch.tensor([9.0, 0.0]).expand(1, 8, 2), keys, 8, 1.0))
+        h2o.update(0, Seen(torch.tensor([0.0, 9.0]).expand(1, 4, 2), torch.cat((keys, keys[:, 4:]), dim=1), 4, 1.0))
+        h2o.settle(12)
+        assert kept(h2o, 12) == [[stays, 10, 11]]
 
 
 @settings(max_examples=25, deadline=None)

@@ -24,7 +24,7 @@ from kvpool.errors import ConfigError
 def test_parse_attention_reads_names_and_settings() -> None:
     """What isn't said has its default."""
     assert parse_attention("full") is None
-    assert parse_attention("snapkv:budget=0.1") == SnapKVSettings(budget=0.1, window=32, kernel=5)
+    assert parse_attention("snapkv:budget=0.1") == SnapKVSettings(budget=0.1)
     assert parse_attention("streaming:budget=512,sinks=2,positions=original") == StreamingSettings(
         budget=512, sinks=2, positions="original"
     )
@@ -57,6 +57,10 @@ def test_settings_print_as_what_parses_to_them(name: str) -> None:
         ("h2o:budget=inf", "a share up to 1"),
         ("h2o:budget=0.5,budget=0.5", "twice"),
         ("h2o:heavy=1.1", "heavy"),
+        ("h2o:power=0", "power is 1 to 4"),
+        ("h2o:fade=-1", "fade can't be negative"),
+        ("snapkv:power=5", "power is 1 to 4"),
+        ("snapkv:recent=-1", "recent can't be negative"),
         ("h2o:score=max", "one of sum, mean"),
         ("streaming:sinks=-1", "negative"),
         ("streaming:positions=there", "one of cache, original"),

@@ -1,5 +1,7 @@
 """SnapKV: the end of the prompt votes once."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,38 +36,49 @@ def choice(lengths: list[int], settings: SnapKVSettings) -> list[list[int]]:
     return result
 
 
-def plainly(budget: int, window: int, kernel: int) -> list[list[int]]:
+def plainly(settings: SnapKVSettings) -> list[list[int]]:
     """The same choice by loops."""
     (seen,) = prompt([TOKENS])
-    before, out = TOKENS - window, []
+    older, reach, out = TOKENS - settings.recent, settings.kernel // 2, []
     for head in range(KV_HEADS):
-        votes = torch.zeros(before)
+        votes = torch.zeros(TOKENS)
         for row in range(GROUP * TOKENS):
             token = row % TOKENS
-            if token >= before:
-                votes += (seen.keys[head, : token + 1] @ seen.queries[head, row] * 0.5).softmax(0)[:before]
-        reach = kernel // 2
-        pooled = [sum(votes[j].item() for j in range(max(0, i - reach), min(before, i + reach + 1))) for i in range(before)]
-        chosen = sorted(range(before), key=lambda i: -pooled[i])[: budget - window]
-        out.append(sorted(chosen) + list(range(before, TOKENS)))
+            if token >= TOKENS - settings.window:
+                paid = (seen.keys[head, : token + 1] @ seen.queries[head, row] * 0.5).softmax(0)
+                votes[: token + 1] += paid**settings.power
+        pooled = [sum(votes[j].item() for j in range(max(0, i - reach), min(older, i + reach + 1))) for i in range(older)]
+        chosen = sorted(range(older), key=lambda i: -pooled[i])[: settings.tokens(TOKENS) - settings.recent]
+        out.append(sorted(chosen) + list(range(older, TOKENS)))
     return out
 
 
-@pytest.mark.parametrize("lengths", [[30], [20, 10], [27, 3], [10, 17, 1, 2], [6]], ids=str)
-def test_keep_is_what_the_window_looks_at(lengths: list[int]) -> None:
+PUBLISHED = SnapKVSettings(budget=12, window=6, recent=6, kernel=3, power=1)
+WIDER = SnapKVSettings(budget=12, window=20, recent=3, kernel=1, power=2)
+
+
+@pytest.mark.parametrize("settings", [PUBLISHED, WIDER], ids=str)
+@pytest.mark.parametrize("lengths", [[30], [20, 10], [27, 3], [10, 17, 1, 2], [20]], ids=str)
+def test_keep_is_what_the_window_looks_at(lengths: list[int], settings: SnapKVSettings) -> None:
     """Chunks don't matter, and only the window's queries are needed: the last case has the others loaded."""
-    assert choice(lengths, SnapKVSettings(budget=12, window=6, kernel=3)) == plainly(12, 6, 3)
+    assert choice(lengths, settings) == plainly(settings)
 
 
-def test_pooling_keeps_neighbours() -> None:
-    """Without it another set is kept."""
-    assert choice([30], SnapKVSettings(budget=12, window=6, kernel=1)) == plainly(12, 6, 1)
-    assert plainly(12, 6, 1) != plainly(12, 6, 3)
+@pytest.mark.parametrize("change", [{"kernel": 1}, {"power": 2}, {"recent": 2}, {"window": 20}], ids=str)
+def test_each_setting_keeps_another_set(change: dict[str, int]) -> None:
+    """None of them is there for nothing."""
+    changed = replace(PUBLISHED, **change)
+    assert choice([30], changed) == plainly(changed) != plainly(PUBLISHED)
+
+
+def test_a_prompt_shorter_than_the_window_votes_as_a_whole() -> None:
+    """All of its queries are there, so nothing is missing."""
+    assert choice([30], replace(WIDER, window=64)) == plainly(replace(WIDER, window=64))
 
 
 def test_tokens_after_the_prompt_stay() -> None:
     """It decides once: the list grows by each new token."""
-    snapkv = SnapKV(SnapKVSettings(budget=12, window=6))
+    snapkv = SnapKV(PUBLISHED)
     for seen in prompt([30]):
         snapkv.update(0, seen)
     snapkv.settle(TOKENS)
@@ -78,8 +91,8 @@ def test_tokens_after_the_prompt_stay() -> None:
 
 
 def test_a_short_prompt_is_kept_whole() -> None:
-    """A budget never cuts into the window, and what fits is not chosen from."""
-    snapkv = SnapKV(SnapKVSettings(budget=0.25, window=32))
+    """A budget never cuts into what is recent, and what fits is not chosen from."""
+    snapkv = SnapKV(SnapKVSettings(budget=0.25, window=32, recent=32))
     for seen in prompt([30]):
         snapkv.update(0, seen)
     snapkv.settle(TOKENS)
@@ -88,7 +101,7 @@ def test_a_short_prompt_is_kept_whole() -> None:
 
 def test_snapkv_refuses_a_window_that_was_loaded() -> None:
     """The voters' queries must have been computed here."""
-    snapkv = SnapKV(SnapKVSettings(budget=12, window=6))
+    snapkv = SnapKV(PUBLISHED)
     assert snapkv.traits.prompt_queries == 6
     for seen in prompt([5]):
         snapkv.update(0, seen)
