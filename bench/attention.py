@@ -47,7 +47,7 @@ SPECS: Mapping[str, str] = {
     "h2o": "h2o:budget={}",
     "h2o, as published": "h2o:budget={},heavy=0.5,power=1,fade=0",
     "snapkv": "snapkv:budget={}",
-    "snapkv, as published": "snapkv:budget={},window=32,recent=32,kernel=5,power=1",
+    "snapkv, as published": "snapkv:budget={},window=32,recent=0.125,kernel=5,power=1",
     "quest": "quest:budget={}",
     "streaming": "streaming:budget={}",
     "streaming, positions of the text": "streaming:budget={},positions=original",

@@ -21,7 +21,7 @@ from kvpool.engine.attention.technique import Seen, TokenSelector
 PEER = Peer("v-kvpress", "bench.peers.kvpress", (), "torch kvpress")
 SAME = {
     "streaming": "streaming:budget=0.25",
-    "snapkv": "snapkv:budget=0.25,window=32,recent=32,kernel=5,power=1",
+    "snapkv": "snapkv:budget=0.25,window=32,recent=0.125,kernel=5,power=1",
     "h2o": "h2o:budget=0.25,heavy=1.0,score=mean,power=1,fade=0",
 }
 """Settings under which ours is the same choice: kvpress' nearest to H2O has no recent part and divides by age."""

@@ -57,10 +57,10 @@ class H2OSettings(_Budgeted):
     Weights count by their `power`, and halve in `fade` tokens (0: never).
     """
 
-    heavy: float = 0.75
+    heavy: float = 0.625
     score: Score = "sum"
     power: int = 2
-    fade: int = 256
+    fade: int = 100
 
     def __post_init__(self) -> None:
         super(H2OSettings, self).__post_init__()
@@ -73,20 +73,20 @@ class H2OSettings(_Budgeted):
 class SnapKVSettings(_Budgeted):
     """The last `window` prompt tokens choose, by the `power` of their attention, averaged over `kernel` neighbours (an odd number).
 
-    The last `recent` tokens stay in any case.
+    The share `recent` of the budget is for the most recent tokens, whatever they get.
     """
 
-    window: int = 128
+    window: int = 256
     kernel: int = 1
     power: int = 2
-    recent: int = 32
+    recent: float = 0.25
 
     def __post_init__(self) -> None:
         super(SnapKVSettings, self).__post_init__()
         self._require(self.window >= 1, "window is at least 1")
         self._require(self.kernel >= 1 and self.kernel % 2 == 1, "kernel is odd")
         self._require(1 <= self.power <= MAX_POWER, f"power is 1 to {MAX_POWER}")
-        self._require(self.recent >= 0, "recent can't be negative")
+        self._require(0 <= self.recent <= 1, "recent is a share of the budget, 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 The last `window` prompt tokens vote: the weights they pay each token, to the power of `power`, averaged over them and over the query
 heads that share a KV head, then over `kernel` neighbours, so that what stands beside an important token stays with it. Who has the most
-votes stays, together with the last `recent` tokens; that is decided once, when the prompt ends, and all later tokens stay too. Only
-the window's queries are needed, so the rest of the prompt may come from a pool.
+votes stays, together with the most recent tokens, the share `recent` of the budget; that is decided once, when the prompt ends, and all
+later tokens stay too. Only the window's queries are needed, so the rest of the prompt may come from a pool.
 
-As published the window is the question and stays as a whole (`window=32,recent=32,kernel=5,power=1`).
+As published the window is short and stays as a whole: for a budget of 256, `window=32,recent=0.125,kernel=5,power=1`.
 """
 
 import torch
@@ -53,7 +53,7 @@ class SnapKV:
     def settle(self, prompt: int) -> None:
         """Count the votes. Raises `LocalError` when part of the window was loaded and not computed."""
         self._settled = True
-        budget = max(self._settings.tokens(prompt), self._settings.recent)
+        budget = max(self._settings.tokens(prompt), 1)
         for ballot in self._layers.values():
             if ballot.count > budget:
                 ballot.ids = self._choose(ballot, budget)
@@ -78,10 +78,11 @@ class SnapKV:
         ballot.votes = paid.pow(self._settings.power).mean(dim=1)
 
     def _choose(self, ballot: _Ballot, budget: int) -> Tensor:
-        window, kernel, older = self._settings.window, self._settings.kernel, ballot.count - self._settings.recent
+        window, kernel, recent = self._settings.window, self._settings.kernel, int(budget * self._settings.recent)
+        older = ballot.count - recent
         if ballot.queries is None or ballot.votes is None or ballot.queries.shape[2] < min(window, ballot.count):
             raise LocalError(f"snapkv needs the queries of the last {window} tokens of the prompt; they were not all computed here")
         pooled = functional.avg_pool1d(ballot.votes[:, :older], kernel, padding=kernel // 2, stride=1)
-        chosen = pooled.topk(budget - self._settings.recent, dim=1).indices.sort(dim=1).values
+        chosen = pooled.topk(budget - recent, dim=1).indices.sort(dim=1).values
         last = torch.arange(older, ballot.count, device=chosen.device)
         return torch.cat((chosen, last.expand(len(chosen), -1)), dim=1)

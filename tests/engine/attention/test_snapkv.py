@@ -1,6 +1,7 @@
 """SnapKV: the end of the prompt votes once."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ def choice(lengths: list[int], settings: SnapKVSettings) -> list[list[int]]:
 def plainly(settings: SnapKVSettings) -> list[list[int]]:
     """The same choice by loops."""
     (seen,) = prompt([TOKENS])
-    older, reach, out = TOKENS - settings.recent, settings.kernel // 2, []
+    recent, reach, out = int(settings.budget * settings.recent), settings.kernel // 2, []
+    older = TOKENS - recent
     for head in range(KV_HEADS):
         votes = torch.zeros(TOKENS)
         for row in range(GROUP * TOKENS):
@@ -48,13 +50,13 @@ def plainly(settings: SnapKVSettings) -> list[list[int]]:
                 paid = (seen.keys[head, : token + 1] @ seen.queries[head, row] * 0.5).softmax(0)
                 votes[: token + 1] += paid**settings.power
         pooled = [sum(votes[j].item() for j in range(max(0, i - reach), min(older, i + reach + 1))) for i in range(older)]
-        chosen = sorted(range(older), key=lambda i: -pooled[i])[: settings.tokens(TOKENS) - settings.recent]
+        chosen = sorted(range(older), key=lambda i: -pooled[i])[: int(settings.budget) - recent]
         out.append(sorted(chosen) + list(range(older, TOKENS)))
     return out
 
 
-PUBLISHED = SnapKVSettings(budget=12, window=6, recent=6, kernel=3, power=1)
-WIDER = SnapKVSettings(budget=12, window=20, recent=3, kernel=1, power=2)
+PUBLISHED = SnapKVSettings(budget=12, window=6, recent=0.5, kernel=3, power=1)
+WIDER = SnapKVSettings(budget=12, window=20, recent=0.25, kernel=1, power=2)
 
 
 @pytest.mark.parametrize("settings", [PUBLISHED, WIDER], ids=str)
@@ -64,8 +66,8 @@ def test_keep_is_what_the_window_looks_at(lengths: list[int], settings: SnapKVSe
     assert choice(lengths, settings) == plainly(settings)
 
 
-@pytest.mark.parametrize("change", [{"kernel": 1}, {"power": 2}, {"recent": 2}, {"window": 20}], ids=str)
-def test_each_setting_keeps_another_set(change: dict[str, int]) -> None:
+@pytest.mark.parametrize("change", [{"kernel": 1}, {"power": 2}, {"recent": 0.2}, {"window": 20}], ids=str)
+def test_each_setting_keeps_another_set(change: dict[str, Any]) -> None:
     """None of them is there for nothing."""
     changed = replace(PUBLISHED, **change)
     assert choice([30], changed) == plainly(changed) != plainly(PUBLISHED)
@@ -91,8 +93,8 @@ def test_tokens_after_the_prompt_stay() -> None:
 
 
 def test_a_short_prompt_is_kept_whole() -> None:
-    """A budget never cuts into what is recent, and what fits is not chosen from."""
-    snapkv = SnapKV(SnapKVSettings(budget=0.25, window=32, recent=32))
+    """What fits is not chosen from."""
+    snapkv = SnapKV(SnapKVSettings(budget=30, window=32))
     for seen in prompt([30]):
         snapkv.update(0, seen)
     snapkv.settle(TOKENS)
