@@ -100,14 +100,15 @@ class SharedWork:
         if not self._least:
             return held, None, 0
         least = -(-self._least // block_tokens)
-        while True:
+        for left in reversed(range(MAX_FOLLOWED)):
             await self._follow(wait, keys, least, priority, deadline_ns)
             if len(keys) - wait.held < least:
-                return wait.held, None, wait.followed
+                break
             led = self._lead(request_id, keys, wait.held, priority, promoted=wait.followed > 0)
-            if wait.followed >= MAX_FOLLOWED or not await self._gives_way(led, keys, least, priority):
+            if not left or wait.followed >= MAX_FOLLOWED or not await self._gives_way(led, keys, least, priority):
                 return wait.held, led, wait.followed
             self.end(led, led.flight.first)
+        return wait.held, None, wait.followed
 
     def heard(self, router: str, flights: Sequence[FlightTold]) -> None:
         """What another router tells of its flights."""
