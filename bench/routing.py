@@ -8,7 +8,7 @@ each policy.
 A session is what shares its second block, where the trace names none. `bound` is no policy: every prompt alone on a node, with everything
 that was ever asked for before in its memory, so nobody who prefills a prompt on one node can have a lower mean.
 
-JSON: trace name → `x1`, `x2`... → policy → figures, besides `bound_ttft_mean_s`, `best_other` and `ours_over_best_ttft`;
+JSON: trace name → `x1`, `x2`... → policy → figures, besides `bound_ttft_mean_s`, `published_order`, `best_other` and `ours_over_best_ttft`;
 `pooled_over_node_hit` (ours over least loaded, whose nodes have their own caches, at the first rate). `ours_over_best_ttft` → rate: over
 the mean of all traces' means. `admission` (first trace, last rate, so many prefill and decode nodes): figures of none, early, predicted.
 """
@@ -17,6 +17,7 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -29,6 +30,8 @@ from kvpool.replay.simulate import sim_requests, world_of
 from kvpool.replay.traces import Trace, read_trace
 
 SEED = 1
+PUBLISHED = ("random", "least_loaded", "aibrix", "mooncake")
+"""FAST'25, figure 5, the slowest first: random, load balance, local cache aware, global cache aware."""
 
 
 def run(world: World, system: System, requests: Sequence[SimRequest], admission: EarlyRejection | None = None) -> Outcome:
@@ -69,6 +72,8 @@ def compare(world: World, trace: Trace, policies: Sequence[str], rates: Sequence
             row[name] = {**asdict(figures), "seconds": round(time.monotonic() - began, 2)}
             means[name] = figures.ttft_mean_s
         row["bound_ttft_mean_s"] = bound(world, requests)
+        if set(PUBLISHED) <= set(policies):
+            row["published_order"] = all(means[slow] > means[fast] for slow, fast in pairwise(PUBLISHED))
         others = [name for name in policies if name != OURS]
         if OURS in policies and others:
             best = min(others, key=lambda name: means[name])
