@@ -18,6 +18,7 @@ import click
 from kvpool.client.choose import AUTO, REACHES
 from kvpool.cluster.url import parse_cluster_url
 from kvpool.config.models import resolve_model
+from kvpool.engine.attention.settings import FULL, parse_attention
 from kvpool.engine.identity import DTYPES
 from kvpool.engine.settings import EngineSettings, Role, WorkerConfig
 from kvpool.errors import KvpoolError
@@ -59,6 +60,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--load-timeout", default=600.0, show_default=True, help="Seconds to find (and once convert) the model."),
     click.option("--drain", default=3.0, show_default=True, help="Seconds requests may go on after SIGTERM."),
 )
+_ATTENTION = click.option(
+    "--attention",
+    default=FULL,
+    show_default=True,
+    help="What answers read of their context unless a request says: full, streaming, h2o, snapkv or quest (docs/attention.md).",
+)
+"""Of decode workers: a prompt is always read whole."""
 
 
 def command(role: Role) -> click.Command:
@@ -76,7 +84,7 @@ def command(role: Role) -> click.Command:
             sys.exit(f"{role}_worker: {error}")
 
     run = guard_options(run)
-    for option in reversed(_OPTIONS):
+    for option in reversed((*_OPTIONS, _ATTENTION) if role == "decode" else _OPTIONS):
         run = option(run)
     return click.command(help=f"Run one {role} worker until SIGTERM or SIGINT.", name=f"{role}_worker")(run)
 
@@ -110,6 +118,7 @@ def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
             steady=flags["deterministic"],
             layout=flags["layout"],
             device=flags["device"],
+            attention=parse_attention(flags.get("attention", FULL)),
         ),
     )
 

@@ -16,6 +16,8 @@ from contextlib import aclosing
 from typing import Any
 
 from kvpool.clock import seconds_left
+from kvpool.engine.attention.build import check_attention
+from kvpool.engine.attention.settings import AttentionSettings, parse_attention
 from kvpool.engine.compute import ComputeThread
 from kvpool.engine.device.place import make_store
 from kvpool.engine.driver import Driver, Machine
@@ -78,6 +80,8 @@ class Engine:
         sharing = Sharing(manager, self._driver.wake)
         self._parts = Parts(model=model, store=store, memory=memory, sharing=sharing, rate=self._rate, root=model.namespace.root())
         self._scopes = Scopes(self._parts)
+        self._attention = settings.attention
+        check_attention(settings.attention, model.frequencies)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
         self._finished = self._failed = 0
@@ -104,7 +108,10 @@ class Engine:
             self._leave(sequence)
 
     async def decode(self, request: DecodeRequest, *, deadline_ns: int = NO_DEADLINE_NS) -> AsyncIterator[DecodeEvent]:
-        """`Started`, `TokenOut`..., `Finished` (alone when nothing is left to generate). Otherwise like `prefill`."""
+        """`Started`, `TokenOut`..., `Finished` (alone when nothing is left to generate). Otherwise like `prefill`.
+
+        With a technique that leaves tokens out, what is in `generated` is computed again, a token per pass, as whoever made it did.
+        """
         prompt, generated = request.prompt, request.generated
         self._check(prompt)
         self._check_generated(request)
@@ -114,6 +121,7 @@ class Engine:
             max_generated=min(request.max_tokens, self.context_tokens - len(prompt)),
             stop_tokens=request.stop_tokens,
             sampling=request.sampling,
+            attention=self._attention_of(request),
             deadline_ns=deadline_ns,
         )
         if generated and (reason := ask.reason(generated[-1], len(generated))):
@@ -218,6 +226,14 @@ class Engine:
             raise ConfigError(f"prompt and generated tokens are {total} together; this model's context is {self.context_tokens}")
         if request.generated:
             self._check_ids(request.generated)
+
+    def _attention_of(self, request: DecodeRequest) -> AttentionSettings | None:
+        """What the request wants, or the worker's own."""
+        if not request.attention:
+            return self._attention
+        settings = parse_attention(request.attention)
+        check_attention(settings, self._model.frequencies)
+        return settings
 
     def _check_ids(self, tokens: tuple[int, ...]) -> None:
         if min(tokens) < 0 or max(tokens) >= self._model.vocabulary:

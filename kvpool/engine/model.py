@@ -8,12 +8,14 @@ result when the same tokens come in two passes (its cache is not what we think).
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvpool.block import Geometry, Namespace
+from kvpool.engine.attention.rotation import moved
 from kvpool.engine.cache import SequenceCache
 from kvpool.engine.convert import stay_offline
 from kvpool.engine.device.streams import Device
@@ -49,6 +51,21 @@ class Model:
     def new_cache(self, *, capacity: int, limit: int) -> SequenceCache:
         """An empty cache for one sequence by itself."""
         return SequenceCache(self.geometry, capacity=capacity, limit=limit, device=self.device)
+
+    @cached_property
+    def frequencies(self) -> torch.Tensor | None:
+        """How its keys turn with their position, as `attention.rotation.moved` wants it; None when they turn in another way.
+
+        Found out by trying: equal tokens have equal keys in the first layer but for the rotation. Computes a pass when first asked.
+        """
+        turns = getattr(getattr(self._network.base_model, "rotary_emb", None), "inv_freq", None)
+        if not isinstance(turns, torch.Tensor):
+            return None
+        cache = self.new_cache(capacity=8, limit=8)
+        self.extend(cache, [1] * 8)
+        keys = cache.arrays()[0][0].float()
+        guess = torch.cat([moved(keys[:, :1], at, turns) for at in range(8)], dim=1)
+        return turns if torch.allclose(guess, keys, rtol=0.05, atol=0.02 * float(keys.abs().max())) else None
 
     def run(self, store: KvStore, segments: Sequence[Segment], *, steady: bool = False) -> torch.Tensor:
         """Compute the KV of the segments' tokens into `store`, and the scores (logits) of the token after each segment that wants them.

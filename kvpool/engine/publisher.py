@@ -61,15 +61,15 @@ class Publisher:
         """True while a call to the store is in flight."""
         return self._task is not None and not self._task.done()
 
-    def offer(self, table: Table) -> None:
-        """The KV of the valid tokens of `table` is final: push what blocks that completes."""
-        new = table.blocks[self._pushed + len(self._blocks) : table.tokens // self._chain.block_tokens]
+    def offer(self, table: Table, pure: int) -> None:
+        """The KV of the first `pure` of the valid tokens of `table` is what their keys stand for: push what blocks that completes."""
+        new = table.blocks[self._pushed + len(self._blocks) : pure // self._chain.block_tokens]
         self._blocks += self._memory.manager.hold(new)
         self._start()
 
     def offer_tail(self, table: Table) -> None:
-        """The whole sequence is final: push its trailing partial block too, to live for a minute. Offer nothing afterwards."""
-        self.offer(table)
+        """The whole sequence is pure and over: push its trailing partial block too, to live for a minute. Offer nothing afterwards."""
+        self.offer(table, table.tokens)
         if table.tokens % self._chain.block_tokens:
             self._tail = self._memory.manager.hold(table.blocks[table.tokens // self._chain.block_tokens :][:1])
             self._start()

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpool.block import BlockKey
+from kvpool.engine.attention.build import make_reader
+from kvpool.engine.attention.reader import SessionReader
+from kvpool.engine.attention.settings import AttentionSettings
 from kvpool.engine.chain import Chain
 from kvpool.engine.coming import Part
 from kvpool.engine.gather import Streaming, load, stream
@@ -51,7 +54,7 @@ class Parts:
 class Ask:
     """What is wanted: `generated` of at most `max_generated` tokens are there already; a prefill wants one, and its blocks in the pool.
 
-    The blocks are pushed to the nodes `hand_off` besides.
+    The blocks are pushed to the nodes `hand_off` besides. `attention`: the technique that reads behind the prompt, if any.
     """
 
     prompt: tuple[int, ...]
@@ -61,7 +64,16 @@ class Ask:
     sampling: Sampling
     prefill: bool = False
     hand_off: tuple[str, ...] = ()
+    attention: AttentionSettings | None = None
     deadline_ns: int
+
+    @property
+    def usable(self) -> int:
+        """Tokens that may be taken from others: at least the last one is computed, and what the technique must see of the prompt."""
+        if self.attention is None:
+            return len(self.prompt) + len(self.generated) - 1
+        seen = self.attention.prompt_queries
+        return 0 if seen is None else max(0, len(self.prompt) - max(1, seen))
 
     @property
     def limit(self) -> int:
@@ -85,15 +97,18 @@ class Sequence:
         self.work: Work
         self._parts = parts
         size = parts.block_tokens
-        self.chain = Chain(parts.root, size, (*ask.prompt, *ask.generated[:-1]))
-        self._filled = len(self.chain)
-        """Tokens whose KV others may have."""
+        shared = ask.generated[:-1] if ask.attention is None else ()
+        self.chain = Chain(parts.root, size, (*ask.prompt, *shared))
         keys = self.chain.keys if ask.prefill else self.chain.with_tail()
+        if ask.attention is not None:
+            keys = keys[: -(-ask.usable // size)]
         self._findable = list(zip(keys, self.chain.counts(0, len(keys)), strict=True))
-        if ask.generated:
-            self.chain.append(ask.generated[-1])
+        for token in ask.generated[len(shared) :]:
+            self.chain.append(token)
         total = len(self.chain)
-        self.work = Work(keys=tuple(keys), known=total, usable=total - 1, limit=max(total, ask.limit), deadline_ns=ask.deadline_ns)
+        self.work = Work(keys=tuple(keys), known=total, usable=ask.usable, limit=max(total, ask.limit), deadline_ns=ask.deadline_ns)
+        self._reader: SessionReader | None = None
+        self._begin_reading()
         self._count = len(ask.generated)
         self._reason: FinishReason | None = None
         self._publisher: Publisher | None = None
@@ -149,11 +164,13 @@ class Sequence:
             await self._publisher.drain(deadline_ns)
 
     def preempted(self) -> None:
-        """It has lost its blocks, and gathers again when it is admitted."""
+        """It has lost its blocks, and gathers again when it is admitted; a technique begins anew with the prompt."""
         self.gone()
-        size = self._parts.block_tokens
-        self._findable = [(key, size) for key in self.chain.keys]
-        self.work.keys = tuple(self.chain.keys)
+        if self._reader is None:
+            size = self._parts.block_tokens
+            self._findable = [(key, size) for key in self.chain.keys]
+            self.work.keys = tuple(self.chain.keys)
+        self._begin_reading()
 
     async def gather(self) -> int:
         """Take what the worker (in the table already) and the pool hold of the tokens so far; how many tokens have KV then.
@@ -163,7 +180,8 @@ class Sequence:
         work, size, memory, sharing = self.work, self._parts.block_tokens, self._parts.memory, self._parts.sharing
         keys, part = list(work.keys), Part(work)
         self._part = part
-        worth = await sharing.follow(part, self.chain.keys, self._patience, self.ask.deadline_ns)
+        brings = self.chain.keys if self._reader is None else self.chain.keys[: len(self.ask.prompt) // size]
+        worth = await sharing.follow(part, brings, self._patience, self.ask.deadline_ns)
         now_ns = time.monotonic_ns()
         self._queue_ns += now_ns - self._idle_ns
         here = work.table.tokens
@@ -174,8 +192,9 @@ class Sequence:
             counts = [count for _, count in wanted]
             patience = self._patience(first)
             store = self._parts.store
-            if isinstance(store, LayerStore) and not self.ask.generated and not work.preempted:
-                self._streaming = await stream(store, memory, work.table, keys, counts, patience.end_ns)
+            whole = work.usable // size  # the block that is written into, a copy then, can't come meanwhile
+            if isinstance(store, LayerStore) and not self.ask.generated and not work.preempted and whole > first:
+                self._streaming = await stream(store, memory, work.table, keys[:whole], counts[: whole - first], patience.end_ns)
             if self._streaming is not None:
                 came, work.alone, part.loading = self._streaming.blocks, True, True
                 self._coming = [(index, *block) for index, block in enumerate(wanted[:came], first)]
@@ -200,7 +219,7 @@ class Sequence:
         """The scheduler knows what `gather` brought."""
         self._named = self.work.table.tokens // self._parts.block_tokens
         if self._streaming is None:
-            self.publisher.offer(self.work.table)
+            self.publisher.offer(self.work.table, self._pure)
         self._came.set()
 
     def gone(self) -> None:
@@ -220,6 +239,7 @@ class Sequence:
         self.stop_streaming()
         self._parts.memory.manager.truncate(self.work.table, self._here)
         self._named = self._here // self._parts.block_tokens
+        self._begin_reading()
         self._begin(self._here, self._here, 0)
         log.warning("a prefix that was loaded layer by layer didn't come in time; it is computed")
 
@@ -227,7 +247,8 @@ class Sequence:
         """What the next pass computes of it."""
         gate = None if self._streaming is None else self._streaming.gate
         tokens = self.chain.tokens[turn.start : turn.end]
-        return Segment(self.work.table.blocks, turn.start, tokens, scores=turn.last, gate=gate, owner=self.work.order)
+        scores = turn.last and self.work.known == len(self.chain)
+        return Segment(self.work.table.blocks, turn.start, tokens, scores=scores, reader=self._reader, gate=gate, owner=self.work.order)
 
     def sample(self, scores: Scores) -> Sampled:
         """The token after all there are, from their scores ``[vocabulary]``. Called by the compute thread."""
@@ -253,8 +274,10 @@ class Sequence:
             self._parts.sharing.moved()
         elif not self._part.gone:
             self._parts.sharing.end(self._part)
-        self.publisher.offer(self.work.table)
+        self.publisher.offer(self.work.table, self._pure)
         if sampled is None:
+            if not self.work.pending:  # a technique goes through what was generated before, token by token
+                self.work.known += 1
             return False
         self._count += 1
         self._reason = self.ask.reason(sampled.token, self._count)
@@ -270,20 +293,34 @@ class Sequence:
 
     def _begin(self, resident: int, have: int, pushed: int) -> None:
         """`have` tokens needn't be computed, of which `resident` were here; the first `pushed` blocks are in the pool."""
-        self.sources = TokenSources(resident=resident, pool=have - resident, computed=self._filled - have)
+        filled = len(self.ask.prompt) + max(0, len(self.ask.generated) - 1)  # tokens whose KV others may have
+        self.sources = TokenSources(resident=resident, pool=have - resident, computed=filled - have)
         # What came from the pool needs no push; what was here may have left the pool since.
         self._publisher = Publisher(self._parts.store, self.chain, self._parts.memory, pushed, self.ask.hand_off)
+
+    def _begin_reading(self) -> None:
+        """Nothing is computed yet, as far as a technique is concerned: it sees the prompt, then each token in a pass of its own."""
+        if self.ask.attention is not None:
+            prompt = len(self.ask.prompt)
+            self._reader = make_reader(self.ask.attention, frequencies=self._parts.model.frequencies, prompt=prompt)
+            self.work.known, self.work.usable = prompt, self.ask.usable
+
+    @property
+    def _pure(self) -> int:
+        """Leading tokens with KV that is what their keys stand for, so that others may have it."""
+        tokens = self.work.table.tokens
+        return tokens if self._reader is None else self._reader.pure(tokens)
 
     def _name_found(self, found: list[tuple[int, BlockKey, int]]) -> None:
         for index, key, count in found:
             self._name_one(index, key, count)
 
     def _name(self) -> None:
-        """Others may find the blocks that are full."""
-        table, size = self.work.table, self._parts.block_tokens
-        for index in range(self._named, table.tokens // size):
+        """Others may find the blocks that are full and pure."""
+        size = self._parts.block_tokens
+        for index in range(self._named, self._pure // size):
             self._name_one(index, self.chain.keys[index], size)
-        self._named = table.tokens // size
+        self._named = self._pure // size
 
     def _name_tail(self) -> None:
         table, size = self.work.table, self._parts.block_tokens

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvpool.engine.attention.settings import AttentionSettings
 from kvpool.errors import ConfigError
 from kvpool.units import GIB, MIB
 from kvpool.wire.guard import OPEN, Guard
@@ -27,7 +28,8 @@ class EngineSettings:
     """Cores per pass, prompt tokens per pass, and the bounds: sequences held and queued, KV bytes of both kinds.
 
     `layout`: how attention reads what does not lie in one piece (`paged/store.py`). `steady`: the bits of a request's scores depend on
-    nobody it is computed with. `device`: what computes, and where weights and KV are (`cpu`, `cuda`, `cuda:1`).
+    nobody it is computed with. `device`: what computes, and where weights and KV are (`cpu`, `cuda`, `cuda:1`). `attention`: what decodes
+    read of their context when they don't say; None is everything.
     """
 
     threads: int = 1
@@ -39,6 +41,7 @@ class EngineSettings:
     steady: bool = False
     layout: Layout = "paged"
     device: str = "cpu"
+    attention: AttentionSettings | None = None
 
     def __post_init__(self) -> None:
         check_device(self.device, layout=self.layout, steady=self.steady)

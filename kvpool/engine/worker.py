@@ -16,6 +16,7 @@ import grpc.aio
 from kvpool.client import AsyncPoolClient
 from kvpool.clock import seconds_left
 from kvpool.cluster import Membership, Registration, open_membership
+from kvpool.engine.attention.settings import spell_attention
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model
 from kvpool.engine.settings import Role, WorkerConfig
@@ -142,6 +143,7 @@ class WorkerApp:
             "kv_tokens": str(self._config.settings.kv_bytes // self._model.geometry.bytes_per_token),
             "host": host_boot_id(),
             "events": "{}/{}".format(*engine.events.identity),
+            "attention": spell_attention(self._config.settings.attention),
         }
         while True:
             try:

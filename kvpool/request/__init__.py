@@ -4,6 +4,7 @@ from kvpool.request.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, Logprobs, Samp
 from kvpool.request.scope import EVERYBODY, Scope
 from kvpool.request.work import (
     DRAINING,
+    MAX_ATTENTION_CHARS,
     MAX_HAND_OFF,
     DecodeEvent,
     DecodeRequest,
@@ -23,6 +24,7 @@ from kvpool.request.work import (
 __all__ = [
     "DRAINING",
     "EVERYBODY",
+    "MAX_ATTENTION_CHARS",
     "MAX_HAND_OFF",
     "MAX_LOGIT_BIAS",
     "MAX_LOGPROBS",

@@ -43,6 +43,7 @@ class StageTimes:
 
 MAX_HAND_OFF = 2
 """Nodes to which one prefill pushes its blocks besides their owners."""
+MAX_ATTENTION_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,9 @@ class DecodeRequest:
     """Continue `prompt + generated` up to `max_tokens` generated tokens in all (those in `generated` count).
 
     Events carry only tokens after `generated`. Stops after a token of `stop_tokens` (which is emitted).
+
+    `attention`: which technique chooses what is read behind the prompt (docs/attention.md), "full" for none, "" for the worker's own; the
+    worker refuses one that it can't read. Raises `ConfigError` for a text longer than `MAX_ATTENTION_CHARS`.
     """
 
     request_id: str
@@ -99,6 +103,11 @@ class DecodeRequest:
     stop_tokens: tuple[int, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     scope: Scope = EVERYBODY
+    attention: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.attention) > MAX_ATTENTION_CHARS:
+            raise ConfigError(f"an attention technique is told in at most {MAX_ATTENTION_CHARS} characters, got {len(self.attention)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

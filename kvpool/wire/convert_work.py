@@ -147,6 +147,7 @@ def decode_to_pb(value: DecodeRequest) -> pb.DecodeRequest:
         stop_tokens=value.stop_tokens,
         sampling=_sampling_to_pb(value.sampling),
         scope=_scope_to_pb(value.scope),
+        attention=value.attention,
     )
 
 
@@ -160,6 +161,7 @@ def decode_from_pb(message: pb.DecodeRequest) -> DecodeRequest:
         stop_tokens=tuple(message.stop_tokens),
         sampling=_sampling_from_pb(message.sampling),
         scope=_scope_from_pb(message.scope),
+        attention=message.attention,
     )
 
 

@@ -58,7 +58,7 @@ class Rig:
 
     def offer(self, tokens: int) -> None:
         self.manager.advance(self.table, tokens)
-        self.publisher.offer(self.table)
+        self.publisher.offer(self.table, self.table.tokens)
 
     def offer_tail(self) -> None:
         self.manager.advance(self.table, len(self.chain))

@@ -63,7 +63,7 @@ class H2O:
     """A `TokenSelector`: exactly `budget` tokens per layer and KV head once there are more."""
 
     def __init__(self, settings: H2OSettings) -> None:
-        self.traits = Traits(scope=Scope.QUERIES, prompt_queries=None)
+        self.traits = Traits(scope=Scope.QUERIES, prompt_queries=settings.prompt_queries)
         self._settings = settings
         self._lasting = 0.5 ** (1 / settings.fade) if settings.fade else 1.0
         self._limits: tuple[int, int] | None = None

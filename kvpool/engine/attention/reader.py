@@ -17,6 +17,10 @@ class SessionReader:
         self.session = session
         self._prompt = prompt
 
+    def pure(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens may be published: KV that follows from the prefix alone."""
+        return self.session.taint.publishable(tokens)
+
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, start: int, scale: float | None
     ) -> torch.Tensor:

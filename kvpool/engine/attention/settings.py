@@ -14,6 +14,10 @@ Score = Literal["sum", "mean"]
 MAX_POWER = 4
 """The weights' highest power: a higher one makes nothing of all but the largest."""
 
+MAX_TOKENS = 1 << 30
+"""The largest number that a setting may be: beyond any context. What costs memory by itself is bounded closer."""
+MAX_WINDOW, MAX_KERNEL, MAX_PAGE = 1024, 255, 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Budgeted:
@@ -22,10 +26,16 @@ class _Budgeted:
     budget: float = 0.25
 
     def __post_init__(self) -> None:
-        self._require(0 < self.budget <= 1 or (self.budget > 1 and float(self.budget).is_integer()), "a share up to 1, or whole tokens")
+        whole = 1 < self.budget <= MAX_TOKENS and float(self.budget).is_integer()
+        self._require(0 < self.budget <= 1 or whole, "a share up to 1, or whole tokens")
 
     def __str__(self) -> str:
         return f"{name_of(self)}:" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+    @property
+    def prompt_queries(self) -> int | None:
+        """The last so many tokens of the prompt must be computed where the answer is; None: all of it (`technique.Traits`)."""
+        return 0
 
     def tokens(self, prompt: int) -> int:
         """The budget in tokens, for a prompt of `prompt` tokens. A share is rounded down, as `kvpress` does."""
@@ -47,7 +57,7 @@ class StreamingSettings(_Budgeted):
 
     def __post_init__(self) -> None:
         super(StreamingSettings, self).__post_init__()
-        self._require(self.sinks >= 0, "sinks can't be negative")
+        self._require(0 <= self.sinks <= MAX_TOKENS, f"sinks can't be negative, or over {MAX_TOKENS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +76,12 @@ class H2OSettings(_Budgeted):
         super(H2OSettings, self).__post_init__()
         self._require(0 <= self.heavy <= 1, "heavy is a share of the budget, 0 to 1")
         self._require(1 <= self.power <= MAX_POWER, f"power is 1 to {MAX_POWER}")
-        self._require(self.fade >= 0, "fade can't be negative")
+        self._require(0 <= self.fade <= MAX_TOKENS, f"fade can't be negative, or over {MAX_TOKENS}")
+
+    @property
+    def prompt_queries(self) -> int | None:
+        """All of it: each query pays."""
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +98,15 @@ class SnapKVSettings(_Budgeted):
 
     def __post_init__(self) -> None:
         super(SnapKVSettings, self).__post_init__()
-        self._require(self.window >= 1, "window is at least 1")
-        self._require(self.kernel >= 1 and self.kernel % 2 == 1, "kernel is odd")
+        self._require(1 <= self.window <= MAX_WINDOW, f"window is at least 1 and at most {MAX_WINDOW}")
+        self._require(1 <= self.kernel <= MAX_KERNEL and self.kernel % 2 == 1, f"kernel is odd and at most {MAX_KERNEL}")
         self._require(1 <= self.power <= MAX_POWER, f"power is 1 to {MAX_POWER}")
         self._require(0 <= self.recent <= 1, "recent is a share of the budget, 0 to 1")
+
+    @property
+    def prompt_queries(self) -> int | None:
+        """The window's: they choose."""
+        return self.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +118,8 @@ class QuestSettings(_Budgeted):
 
     def __post_init__(self) -> None:
         super(QuestSettings, self).__post_init__()
-        self._require(self.page >= 1, "page is at least 1")
-        self._require(self.dense >= 0, "dense can't be negative")
+        self._require(1 <= self.page <= MAX_PAGE, f"page is at least 1 and at most {MAX_PAGE}")
+        self._require(0 <= self.dense <= MAX_TOKENS, f"dense can't be negative, or over {MAX_TOKENS}")
 
 
 AttentionSettings = StreamingSettings | H2OSettings | SnapKVSettings | QuestSettings
@@ -115,6 +135,11 @@ FULL = "full"
 def name_of(settings: object) -> str:
     """The technique's name."""
     return next(name for name, kind in TECHNIQUES.items() if kind is type(settings))
+
+
+def spell_attention(settings: AttentionSettings | None) -> str:
+    """The text that `parse_attention` reads as `settings`."""
+    return FULL if settings is None else str(settings)
 
 
 def parse_attention(text: str) -> AttentionSettings | None:

@@ -33,7 +33,7 @@ class SnapKV:
     """A `TokenSelector`: `budget` tokens of the prompt per layer and KV head, and everything after it."""
 
     def __init__(self, settings: SnapKVSettings) -> None:
-        self.traits = Traits(scope=Scope.QUERIES, prompt_queries=settings.window)
+        self.traits = Traits(scope=Scope.QUERIES, prompt_queries=settings.prompt_queries)
         self._settings = settings
         self._settled = False
         self._layers: dict[int, _Ballot] = {}
