@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -17,13 +18,16 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvpool.block import BlockKey, chain_keys
+from kvpool.engine.attention import build
 from kvpool.engine.attention.network import new_session, read_prompt, score, use_sessions
-from kvpool.engine.attention.settings import parse_attention
+from kvpool.engine.attention.settings import StreamingSettings, parse_attention
+from kvpool.engine.attention.streaming import Streaming
+from kvpool.engine.attention.technique import Seen
 from kvpool.engine.engine import Engine
 from kvpool.engine.model import Model
 from kvpool.engine.paged.blocks import BlockManager
 from kvpool.engine.store import MemoryStore, NullStore
-from kvpool.errors import ConfigError
+from kvpool.errors import ConfigError, LocalError
 from kvpool.request import DecodeRequest, FirstToken, Logprobs, PrefillRequest, Sampling, Started, TokenOut, TokenSources
 from kvpool.testing.layered_store import LayeredMemoryStore
 
@@ -201,10 +205,25 @@ async def test_preempted_sequences_begin_anew_and_finish_right(
     assert answers == [expected(prompt, name, 40) for prompt in asked]
 
 
+class Counting(Streaming):
+    """Insists on being shown each pass in all layers."""
+
+    def __init__(self, asked: StreamingSettings) -> None:
+        super().__init__(asked)
+        self._passes: Counter[int] = Counter()
+
+    def update(self, layer: int, seen: Seen) -> None:
+        self._passes[layer] += 1
+        if self._passes[layer] != self._passes[0]:
+            raise LocalError(f"layer 0 has seen {self._passes[0]} passes, layer {layer} {self._passes[layer]}")
+
+
 async def test_layers_that_do_not_come_leave_no_trace_in_a_technique(
-    engine_of: EngineMaker, model: Model, prompts: Prompts, greedy: Greedy, expected: Expected
+    engine_of: EngineMaker, model: Model, prompts: Prompts, greedy: Greedy, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped pass had shown it layer 0 already; the prompt is shown to a new one. Layers that come are read behind the gate."""
+    make = build.make_technique
+    monkeypatch.setattr(build, "make_technique", lambda asked: Counting(asked) if isinstance(asked, StreamingSettings) else make(asked))
     layered, prompt = LayeredMemoryStore(model.geometry), prompts(77)
     async with engine_of(layered) as one:
         await prefill(one, prompt)
@@ -271,9 +290,9 @@ class Recorder:
         self.named: set[BlockKey] = set()
         name = BlockManager.name
 
-        def noted(manager: BlockManager, key: BlockKey, block: int, tokens: int) -> None:
+        def noted(manager: BlockManager, key: BlockKey, *what: Any) -> None:
             self.named.add(key)
-            name(manager, key, block, tokens)
+            name(manager, key, *what)
 
         patch.setattr(BlockManager, "name", noted)
 

@@ -3,6 +3,8 @@
 Field numbers and types are a promise to clients in other languages. Literals are append-only.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from kvpool.errors import ConfigError, ProtocolError
@@ -187,6 +189,18 @@ def test_decode_requests_on_the_wire() -> None:
     value = convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw))
     assert value == DecodeRequest(request_id="d", prompt=(5, 6), generated=(7,), max_tokens=300, stop_tokens=(2,))
     assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True) == raw
+
+
+def test_attention_on_the_wire() -> None:
+    """Field 7 of a decode request: a text, absent when the worker is to choose; one that is too long is refused."""
+    head, sampling = blob(1, b"d") + blob(2, b"\x05") + number(4, 9), blob(6, double(2, "000000000000f03f"))
+    raw = head + sampling + blob(7, b"quest:page=8")
+    value = convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(raw))
+    assert value == DecodeRequest(request_id="d", prompt=(5,), max_tokens=9, attention="quest:page=8")
+    assert convert_work.decode_to_pb(value).SerializeToString(deterministic=True) == raw
+    assert convert_work.decode_to_pb(replace(value, attention="")).SerializeToString(deterministic=True) == head + sampling
+    with pytest.raises(ConfigError, match="at most 256 characters"):
+        convert_work.decode_from_pb(worker_pb2.DecodeRequest.FromString(head + sampling + blob(7, b"q" * 257)))
 
 
 def test_hand_off_on_the_wire() -> None:

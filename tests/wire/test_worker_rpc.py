@@ -51,7 +51,14 @@ PREFILL = PrefillRequest(
     hand_off=("ab" * 16,),
 )
 DECODE = DecodeRequest(
-    request_id="d", prompt=(1, 2), generated=(3,), max_tokens=9, stop_tokens=(2,), sampling=Sampling(seed=7), scope=SCOPE
+    request_id="d",
+    prompt=(1, 2),
+    generated=(3,),
+    max_tokens=9,
+    stop_tokens=(2,),
+    sampling=Sampling(seed=7),
+    scope=SCOPE,
+    attention="h2o",
 )
 
 

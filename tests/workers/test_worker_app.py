@@ -142,6 +142,7 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
                 "kv_tokens": str(SETTINGS.kv_bytes // model.geometry.bytes_per_token),
                 "host": host_boot_id(),
                 "events": member.info["events"],
+                "attention": "full",
             }
         assert await asyncio.to_thread(watcher.wait, lambda view: not view, monotonic_ns() + 10 * SECOND) == ()
     finally:

@@ -66,6 +66,12 @@ def test_settings_print_as_what_parses_to_them(name: str) -> None:
         ("streaming:positions=there", "one of cache, original"),
         ("snapkv:kernel=4", "odd"),
         ("snapkv:window=0", "window"),
+        ("snapkv:window=100000", "at most 1024"),
+        ("snapkv:kernel=1000000001", "at most 255"),
+        ("quest:page=100000", "at most 4096"),
+        ("quest:dense=99999999999", "over 1073741824"),
+        ("streaming:sinks=99999999999", "over 1073741824"),
+        ("streaming:budget=1e300", "whole tokens"),
     ],
 )
 def test_parse_attention_refuses_with_a_reason(text: str, says: str) -> None:
@@ -86,6 +92,14 @@ def test_make_technique_makes_each() -> None:
     """The registry and the settings list the same."""
     made = [type(make_technique(kind())) for kind in TECHNIQUES.values()]
     assert made == [Streaming, H2O, SnapKV, Quest]
+
+
+def test_settings_know_what_their_technique_must_see() -> None:
+    """A router reads it off the settings, an engine off the technique."""
+    for text, queries in (("streaming", 0), ("h2o", None), ("snapkv:window=7", 7), ("quest", 0)):
+        settings = parse_attention(text)
+        assert settings is not None
+        assert settings.prompt_queries == queries == make_technique(settings).traits.prompt_queries
 
 
 def test_settings_and_taint_load_no_torch() -> None:
