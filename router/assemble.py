@@ -97,6 +97,7 @@ def build_router(
     seed: int = 0,
     lease: Callable[[Member], LeasePort] | None = None,
     feed: Callable[[ClusterView, Index], Feeds] | None = None,
+    attention_choices: frozenset[str] = frozenset(),
 ) -> Services:
     """The parts of one router, not yet following the cluster. As for `build_dispatcher`."""
     decisions = Decisions(clock)
@@ -119,6 +120,7 @@ def build_router(
         metrics=Metrics(dispatcher),
         limits=limits,
         clock=clock,
+        attention_choices=attention_choices,
         access=Access(guard, clock, limits.key_requests_per_s),
         decisions=decisions,
         started_s=int(time.time()),

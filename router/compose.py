@@ -8,9 +8,10 @@ from kvpool.request import Sampling
 from kvpool.security.principal import Principal
 from kvpool.units import SECOND
 from router.answer import Answer
-from router.api.errors import bad_request, context_length_exceeded
+from router.api.errors import bad_request, context_length_exceeded, unsupported
 from router.api.parse import Ask, Prompt
 from router.api.shapes import extension_of, usage_of
+from router.attention import NAMES, name_in, suits
 from router.generation import Generation
 from router.job import Job, Trace
 from router.services import Services
@@ -37,6 +38,7 @@ class Composer:
         session = ask.session or headers.get(SESSION_HEADER, "")[:MAX_SESSION_CHARS]
         # Who is bound to a tenant may stand back, not push forward.
         priority = ask.priority if principal.tenant is None else max(0, ask.priority)
+        self._check_attention(ask)
         found: list[Answer] = []
         for given in ask.prompts or (None,):
             began_ns = self._services.clock.now_ns()
@@ -56,6 +58,7 @@ class Composer:
                     user=ask.user,
                     session=session,
                     priority=priority,
+                    attention=ask.attention,
                 )
                 trace = Trace(arrived_ns=arrived_ns, tokenize_ns=tokenize_ns)
                 found.append(self._answer(ask, job, trace, leader, given))
@@ -74,6 +77,17 @@ class Composer:
         """The `kvpool` object; of several answers one each."""
         each = [extension_of(answer.trace, token_ids=ask.return_token_ids) for answer in answers]
         return each[0] if len(each) == 1 else {"choices": each}
+
+    def _check_attention(self, ask: Ask) -> None:
+        """Refuse a technique that requests may not choose here, or that no decode worker knows of."""
+        services = self._services
+        if ask.attention and name_in(ask.attention) not in services.attention_choices:
+            may = ", ".join(name for name in NAMES if name in services.attention_choices)
+            why = f"requests may choose {may}, not {name_in(ask.attention)}" if may else "requests may not choose it here"
+            raise unsupported("kvpool_attention", why)
+        workers = services.dispatcher.fleet.alive("decode")
+        if workers and not any(suits(ask.attention, worker) for worker in workers):
+            raise unsupported("kvpool_attention", "its decode workers know of no techniques")
 
     def _answer(self, ask: Ask, job: Job, trace: Trace, leader: int, given: Prompt | None) -> Answer:
         services = self._services

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from kvpool.clock import Clock
+from kvpool.engine.attention.settings import FULL
 from kvpool.errors import KvpoolError, ProtocolError, UnavailableError
 from kvpool.policy.admission.fairness import ANSWER
 from kvpool.request import (
@@ -38,6 +39,7 @@ from kvpool.request import (
     TokenSources,
 )
 from router.attempts import Attempts
+from router.attention import suits
 from router.calls import Call, Calls
 from router.choose import Chooser, Chosen
 from router.fleet import Fleet
@@ -203,6 +205,7 @@ class _Run:
 
     async def _decode_on(self, chosen: Chosen) -> AsyncGenerator[int, None]:
         trace, job, worker = self._trace, self._job, chosen.worker
+        trace.attention = trace.attention or job.attention or worker.said.attention
         request = DecodeRequest(
             request_id=chosen.ask.request_id,
             prompt=job.prompt,
@@ -211,6 +214,7 @@ class _Run:
             stop_tokens=job.stop_tokens,
             sampling=job.sampling,
             scope=job.scope,
+            attention=trace.attention,
         )
         trace.decode_worker = worker.ref.id
         began_ns = self._clock.now_ns()
@@ -235,7 +239,7 @@ class _Run:
                     trace.reason = event.reason
                     if event.account is not None:
                         self._account(chosen, event.account)
-                    self._holdings.learn(worker, self._need, trace.generated)
+                    self._holdings.learn(worker, self._need, trace.generated if trace.attention in ("", FULL) else None)
                     return
         if self._completed() is None:
             raise UnavailableError(f"{worker.name} ended the decode before it was finished")
@@ -303,10 +307,16 @@ class _Run:
         began_ns = self._clock.now_ns()
         planned = self._planned.release() if role == "decode" else None
         keep = planned.ref if planned is not None else None
-        chosen = self._chooser.best(role, self._need, self._attempts.usable(role), self._attempts.new_id(phase), keep)
+        workers = self._decoders() if role == "decode" else self._attempts.usable(role)
+        chosen = self._chooser.best(role, self._need, workers, self._attempts.new_id(phase), keep)
         if not self._trace.generated:
             self._trace.route_ns += self._clock.now_ns() - began_ns
         return chosen
+
+    def _decoders(self) -> list[Worker]:
+        """Decode workers that take requests, haven't failed this one, and read as it is to be read."""
+        text = self._trace.attention or self._job.attention
+        return [worker for worker in self._attempts.usable("decode") if suits(text, worker)]
 
     def _plan(self, prefill: Worker) -> tuple[str, ...]:
         """Settle who is to decode, once the pool holds the prompt as `prefill` will have published it; the nodes to hand its blocks to."""
@@ -314,8 +324,7 @@ class _Run:
             return ()
         began_ns = self._clock.now_ns()
         self._planned.release()
-        workers = self._attempts.usable("decode")
-        chosen = self._chooser.best("decode", self._need.supposing(prefill), workers, f"{self._job.request_id}.plan")
+        chosen = self._chooser.best("decode", self._need.supposing(prefill), self._decoders(), f"{self._job.request_id}.plan")
         self._trace.route_ns += self._clock.now_ns() - began_ns
         if chosen is None:
             return ()

@@ -10,7 +10,7 @@ class Job:
     """Continue `prompt` by at most `max_tokens` tokens, ending after any of `stop_tokens`; `deadline_ns` is monotonic.
 
     As the caller says: `user`, one of the tenant's own users ("": it doesn't say); `session`, what its requests of one conversation
-    have in common; `priority`, 0 as usual, lower is more urgent.
+    have in common; `priority`, 0 as usual, lower is more urgent; `attention`, the technique to decode with, "" for the workers' own.
     """
 
     request_id: str
@@ -23,6 +23,7 @@ class Job:
     user: str = ""
     session: str = ""
     priority: int = 0
+    attention: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class Trace:
     """For how many others it waited, who computed what it needed."""
     direct: bool = False
     """It went to a decode worker at once, though there was a prefill worker."""
+    attention: str = ""
+    """The technique that it is decoded with; "" before it is, and with workers that don't say theirs."""
     prefill_worker: str | None = None
     decode_worker: str | None = None
     sources: TokenSources | None = None

@@ -29,6 +29,7 @@ from kvpool.wire.guard import OPEN, Guard
 from kvpool.wire.pool_client import PoolRpc
 from kvpool.wire.worker_client import WorkerClient
 from router.assemble import application, build_router
+from router.attention import parse_choices
 from router.feeds import MemberFeeds, dial
 from router.pool import NodesProbe
 from router.probe import NoPool
@@ -67,6 +68,7 @@ class Config:
     client_ca: Path | None = None
     record: Path | None = None
     engines: tuple[EnginePlace, ...] = ()
+    attention_choices: frozenset[str] = frozenset()
 
 
 async def serve(config: Config, model: TextModel) -> None:
@@ -107,6 +109,7 @@ def _services(config: Config, model: TextModel, membership: Membership, stack: c
         clock=MonotonicClock(),
         guard=config.guard,
         policy=config.policy,
+        attention_choices=config.attention_choices,
         seed=secrets.randbits(32),
     )
     if config.engines:
@@ -187,6 +190,7 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
 @click.option("--slo-ttft", default=0.0, show_default=True, help="Seconds to the first token beyond which requests get 429; 0: no target.")
 @click.option("--slo-tpot", default=0.0, show_default=True, help="Seconds between tokens beyond which requests get 429; 0: no target.")
 @click.option("--key-rate", default=0.0, show_default=True, help="Requests a second that one API key may make; 0: any number.")
+@click.option("--attention-choices", default="", help="Techniques that requests may choose, of full,streaming,h2o,snapkv,quest; none.")
 @click.option("--drain-timeout", default=10, show_default=True, type=click.IntRange(1), help="Seconds for requests in flight at the end.")
 @click.option("--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--record", default=None, type=click.Path(path_type=Path), help="New file for what is served, hashed (docs/replay.md).")
@@ -213,7 +217,8 @@ def main(
     try:
         if cluster is None and not engines:
             raise ConfigError("whose workers? give --cluster, or --engine for each stock engine")
-        limits, places = _limits(flags), tuple(EnginePlace.parse(engine) for engine in engines)
+        limits, choices = _limits(flags), parse_choices(flags["attention_choices"])
+        places = tuple(EnginePlace.parse(engine) for engine in engines)
         directory = resolve_model(model, deadline_ns=time.monotonic_ns() + _CONVERT_LIMIT_NS)
         text = TextModel.load(directory, served_model_name or default_name(model))
         where = advertise or (host if host not in ("0.0.0.0", "::") else "127.0.0.1")
@@ -230,6 +235,7 @@ def main(
             client_ca=https_client_ca,
             record=record,
             engines=places,
+            attention_choices=choices,
         )
         _run(config, text)
     except KvpoolError as error:

@@ -1,6 +1,7 @@
 """What one job's prompt needs: its keys in each worker's namespace, and how much of it the pool is known to hold."""
 
 from kvpool.block import BlockKey, chain_keys
+from router.attention import sees_all
 from router.job import Job
 from router.worker import Worker
 
@@ -15,9 +16,16 @@ class Need:
         self.job = job
         self._keys: dict[Space, list[BlockKey]] = {}
         self._held: dict[Space, int] = {}
+        self._none: list[BlockKey] = []
+
+    def alone(self, worker: Worker) -> bool:
+        """Whether `worker` computes all of it by itself, whoever has what of it."""
+        return sees_all(self.job, worker)
 
     def keys(self, worker: Worker) -> list[BlockKey]:
-        """Keys of the prompt's full blocks in the worker's namespace."""
+        """Keys of the prompt's full blocks in the worker's namespace; none when it can't make use of them (`alone`)."""
+        if self.alone(worker):
+            return self._none
         space = _space(worker)
         if space not in self._keys:
             self._keys[space] = chain_keys(worker.root_of(self.job.scope), self.job.prompt, worker.block_tokens)

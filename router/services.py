@@ -35,6 +35,8 @@ class Services:
     clock: Clock
     started_s: int
     """Unix seconds at the start of the router."""
+    attention_choices: frozenset[str] = frozenset()
+    """Names of the techniques that requests may choose."""
     recorder: Recorder = field(default_factory=Recorder)
     in_flight: int = 0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
 from kvpool.block import KEY_BYTES, MAX_BLOCK_TOKENS, salted_root
+from kvpool.engine.attention.settings import parse_attention
 from kvpool.errors import ConfigError
 from kvpool.policy.admission.trust import Trust
 from kvpool.policy.routing import WorkerRef
@@ -41,7 +42,8 @@ class Said(NamedTuple):
     """What a worker says about itself in its member record.
 
     `fields`: its namespace's canonical bytes without a salt, b"" from one that doesn't say; `host`: on which machine, "" the same way;
-    `slots`: requests it serves at once, and `kv_tokens`: tokens it has KV memory for, 0 from one that doesn't say.
+    `slots`: requests it serves at once, and `kv_tokens`: tokens it has KV memory for, 0 from one that doesn't say; `attention`: what its
+    answers are read with unless a request says, "" from one that knows of no techniques.
     """
 
     root: bytes
@@ -51,6 +53,7 @@ class Said(NamedTuple):
     host: str
     slots: int
     kv_tokens: int
+    attention: str = ""
 
     @classmethod
     def of(cls, info: Mapping[str, str]) -> Self:
@@ -64,11 +67,14 @@ class Said(NamedTuple):
                 host=info.get("host", ""),
                 slots=int(info.get("slots", "0")),
                 kv_tokens=int(info.get("kv_tokens", "0")),
+                attention=info.get("attention", ""),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(f"its info is unusable ({error!r})") from None
         if said.fields:
             salted_root(said.fields, b"")
+        if said.attention:
+            parse_attention(said.attention)
         in_range = len(said.root) == KEY_BYTES and 1 <= said.block_tokens <= MAX_BLOCK_TOKENS and said.context_tokens >= 1
         if not in_range or said.slots < 0 or said.kv_tokens < 0:
             raise ConfigError(f"its info is out of range: {dict(info)}")

@@ -51,9 +51,9 @@ class ChatClient:
         answer = call(f"{self._url}/tokenize", body={"messages": list(messages)}, timeout_s=self._timeout_s)
         return list(answer["tokens"])
 
-    def chat(self, messages: Sequence[Message], *, model: str, max_tokens: int, temperature: float = 0.0) -> Reply:
-        """Stream one answer. Raises `UnavailableError` with the server's words when it refuses."""
-        body = {
+    def chat(self, messages: Sequence[Message], *, model: str, max_tokens: int, temperature: float = 0.0, attention: str = "") -> Reply:
+        """Stream one answer, decoded with the technique `attention`. Raises `UnavailableError` with the server's words when it refuses."""
+        body: dict[str, Any] = {
             "model": model,
             "messages": list(messages),
             "max_tokens": max_tokens,
@@ -61,6 +61,7 @@ class ChatClient:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
+            **({"kvpool_attention": attention} if attention else {}),
         }
         started, first = time.monotonic(), 0.0
         text, usage, extension = "", dict[str, Any](), dict[str, Any]()

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from kvpool.engine.attention.settings import parse_attention, spell_attention
+from kvpool.errors import ConfigError
 from kvpool.request import Sampling
 from router.api.errors import ApiError, bad_request, model_not_found, unsupported
 from router.api.messages import check_messages, plain_messages
@@ -43,6 +45,7 @@ class Ask:
     user: str = ""
     session: str = ""
     priority: int = 0
+    attention: str = ""
     timeout_s: float | None = None
 
     @property
@@ -143,8 +146,17 @@ def _common(body: ChatBody | CompletionBody, seed: int, logprobs: int | None) ->
         "user": body.user or body.safety_identifier or "",
         "session": body.prompt_cache_key or "",
         "priority": body.priority or 0,
+        "attention": _attention(body.kvpool_attention),
         "timeout_s": body.timeout,
     }
+
+
+def _attention(text: str | None) -> str:
+    """A technique as `parse_attention` spells it in full; "" when the caller doesn't choose."""
+    try:
+        return "" if text is None else spell_attention(parse_attention(text))
+    except ConfigError as error:
+        raise bad_request(f"Invalid value for kvpool_attention: {error}.", param="kvpool_attention") from None
 
 
 def _fields(body: bytes, model: str, kind: type[BaseModel]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from kvpool.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from kvpool.request import MAX_ATTENTION_CHARS, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from router.api.messages import MAX_TOOLS, Message, Strict, Tool
 
 MAX_STOPS = 4
@@ -50,6 +50,7 @@ class _Generation(Strict):
     safety_identifier: _Label | None = None
     prompt_cache_key: _Label | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
+    kvpool_attention: Annotated[str, Field(max_length=MAX_ATTENTION_CHARS)] | None = None
     timeout: float | None = Field(None, gt=0)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
+from kvpool.engine.attention.settings import FULL
 from router.job import Trace
 from router.text.tool_calls import ToolCall
 
@@ -115,6 +116,7 @@ def extension_of(trace: Trace, *, token_ids: bool) -> dict[str, Any]:
         "decode_worker": trace.decode_worker,
         "sources": _sources(trace.sources),
         "decode_sources": _sources(trace.decode_sources),
+        "attention": trace.attention or FULL,
         "retries": trace.retries,
         "fallbacks": list(trace.fallbacks),
         "times_ms": trace.times_ms(),

@@ -107,6 +107,7 @@ class Entry:
         self._led: Led | None = None
         self._passage = Passage(owner.gate, owner.clock)
         self._retries = 0
+        self._alone = False
         self.direct = False
         """Whether it goes to a decode worker at once."""
 
@@ -179,6 +180,7 @@ class Entry:
         worker = next(iter(self._attempts.usable("decode") or self._attempts.usable("prefill")), None)
         if worker is None:
             return
+        self._alone = self._need.alone(worker)
         held = await owner.holdings.look(self._need, worker)
         owner.warmer.wanted(worker, self._need.keys(worker)[:held])
         self._admit(self._missing(worker, held))
@@ -207,7 +209,7 @@ class Entry:
         return max(0, len(self._need.job.prompt) - max(held, resident) * worker.block_tokens)
 
     def _short(self, worker: Worker, held: int) -> bool:
-        """Whether so little is to be computed that a prefill worker isn't worth the way."""
+        """Whether so little is to be computed that a prefill worker isn't worth the way, or a prefill elsewhere would be for nothing."""
         return self._is_short(self._missing(worker, held))
 
     def _helped(self, worker: Worker, held: int) -> bool:
@@ -218,7 +220,7 @@ class Entry:
         return self._owner.chooser.helped(self._need, self._attempts.usable("prefill"), self._attempts.usable("decode"))
 
     def _is_short(self, missing: int) -> bool:
-        return missing <= self._owner.limits.direct_tokens > 0
+        return self._alone or missing <= self._owner.limits.direct_tokens > 0
 
     def _admit(self, missing: int) -> None:
         """Refuse who would miss a target."""

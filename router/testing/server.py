@@ -40,6 +40,7 @@ async def serving(
     guard: Guard = OPEN,
     direct: bool = False,
     feed: Callable[[ClusterView, Index], Feeds] | None = None,
+    attention_choices: frozenset[str] = frozenset(),
 ) -> AsyncIterator[Running]:
     """A router for the length of the block. Without `direct` every prompt, short as it may be, takes the long way by a prefill worker."""
     limits = limits or Limits()
@@ -52,6 +53,7 @@ async def serving(
         clock=MonotonicClock(),
         guard=guard,
         feed=feed,
+        attention_choices=attention_choices,
     )
     tls = ServerTls.of(guard.security)
     with socket.create_server(("127.0.0.1", 0)) as bound:
