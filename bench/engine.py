@@ -16,6 +16,8 @@ import argparse
 import asyncio
 import csv
 import random
+import signal
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -244,6 +246,7 @@ def main() -> None:
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--parts", default=",".join(PARTS))
     flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no peer is left behind
     parts = set(flags.parts.split(","))
     if odd := parts - set(PARTS):
         parser.error(f"unknown parts {sorted(odd)}; choose from {', '.join(PARTS)}")
