@@ -1,7 +1,7 @@
 """What leaving tokens out does to a model's answers: KL to full attention, of techniques beside each other on equal budgets.
 
 `python -m bench.attention [--json] [--texts NAME,...] [--budget 0.25] [--suffix 64] [--steps 24]`. SmolLM2 reads a prompt of 1,024
-tokens of each text (`attention_texts.py`, about half a minute a text) with full attention, then every technique chooses, and the next
+tokens of each text (`attention_texts.py`, a minute or two a text) with full attention, then every technique chooses, and the next
 tokens are forced: the mean of KL(full || technique) over their predictions, in nats, on the same tokens, of two kinds
 (`../shared/specs/techniques.md` 4.2b and 7):
 
