@@ -13,8 +13,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 from kvpool.block import BlockKey
@@ -118,13 +120,15 @@ async def store(
             leases.append(Lease(link, lease_id))
 
     transfer: Transfer | None = None
+    ended: set[int] = set()
     try:
         await _ask_each(core, [group for group in groups if group.positions], reserve, granted, promised, deadline_ns)
         transfer = _transfer(core, leases, near, places, chain, first, counts, deadline_ns)
         await core.move(transfer, transfer.write, fill, length_ms)
-        await _commit(core, transfer, near, first, has)
+        ended |= await _commit(core, transfer, near, first, has, Counter(number for some in places for number, _ in some))
     finally:
-        core.let_go([lease for number, lease in enumerate(leases) if transfer is None or transfer.settled(number)], {})
+        left = [number for number in range(len(leases)) if number not in ended and (transfer is None or transfer.settled(number))]
+        core.let_go([leases[number] for number in left], {})
     missing = sum(len(set(one.targets) - got) for one, got in zip(placed, has, strict=True) if got)
     return Stored(sum(map(bool, has)), missing)
 
@@ -172,7 +176,12 @@ def batch_of(
     core: Core, chain: Sequence[BlockKey], indices: Sequence[int], counts: Sequence[int], wish: Wish, write: Write, *, lacking_only: bool
 ) -> Batch:
     """The blocks of `chain` at `indices`, to be written by `write`, as they are put on a node of this host."""
-    blocks = [_reservation(core, chain, index, n_tokens, wish) for index, n_tokens in zip(indices, counts, strict=True)]
+    if wish.retention:
+        blocks = [_reservation(core, chain, index, n_tokens, wish) for index, n_tokens in zip(indices, counts, strict=True)]
+    else:  # by columns: a large put waits for it
+        keys, parents = [chain[i] for i in indices], [chain[i - 1] if i else b"" for i in indices]
+        depths, lengths = [i * core.block_tokens for i in indices], {n: core.framer.frame_bytes(n) for n in set(counts)}
+        blocks = list(map(Reservation, keys, parents, depths, map(lengths.__getitem__, counts), repeat(wish.ttl_ns // MS)))
     return Batch(blocks, counts, write, core.framer, len(chain) * core.block_tokens, wish.tenant, lacking_only)
 
 
@@ -256,9 +265,14 @@ def _transfer(
     )
 
 
-async def _commit(core: Core, transfer: Transfer, near: Collection[int], first: int, has: Sequence[set[str]]) -> None:
-    """Publish what was written and note in `has` which nodes have it now. One place a block is worth waiting for."""
-    seen = {j for j, nodes in enumerate(has) if nodes}
+async def _commit(
+    core: Core, transfer: Transfer, near: Collection[int], first: int, has: Sequence[set[str]], granted: Mapping[int, int]
+) -> set[int]:
+    """Publish what was written and note in `has` which nodes have it now. One place a block is worth waiting for.
+
+    Answers with the leases that ended by it: all that was `granted` under them, so many blocks, is published.
+    """
+    seen, ended = {j for j, nodes in enumerate(has) if nodes}, set[int]()
 
     async def commit(group: _Group, link: NodeLink, timeout_s: float) -> Answer:
         keys = [transfer.chain[first + j] for j in group.positions]
@@ -269,6 +283,8 @@ async def _commit(core: Core, transfer: Transfer, near: Collection[int], first: 
         seen.update(visible)
         for j in visible:
             has[j].add(group.ref.node_id)
+        if all(answer[1]) and len(group.positions) == granted[group.lease]:
+            ended.add(group.lease)
 
     groups = [
         _Group(transfer.leases[number].link.node, [index - first for index in indices], number in near, number)
@@ -276,3 +292,4 @@ async def _commit(core: Core, transfer: Transfer, near: Collection[int], first: 
         if not isinstance(transfer.failed.get(number), DeadlineError)
     ]
     await _ask_each(core, groups, commit, committed, seen, time.monotonic_ns() + int(CONTROL_S * SECOND))
+    return ended

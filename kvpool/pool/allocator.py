@@ -90,10 +90,11 @@ class Allocator:
 
         Raises `InvariantError` when no larger extent is allocated there.
         """
-        whole = self.size_of(offset)
-        if whole is None or not 0 < size < whole or size % ALIGNMENT:
-            raise InvariantError(f"split of {size} bytes off offset {offset}, where an extent of {whole} is allocated")
-        self._tags[offset] = size << SIZE_SHIFT | self._tags[offset] & BEFORE_MASK
+        tag = self._tags.get(offset, 0)
+        whole = tag >> SIZE_SHIFT
+        if not 0 < size < whole or size % ALIGNMENT or offset in self._holes.sizes:
+            raise InvariantError(f"split of {size} bytes off offset {offset}, where an extent of {self.size_of(offset)} is allocated")
+        self._tags[offset] = size << SIZE_SHIFT | tag & BEFORE_MASK
         self._write(offset + size, whole - size, size)
 
     def size_of(self, offset: int) -> int | None:

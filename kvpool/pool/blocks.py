@@ -4,6 +4,7 @@ A block's life is the table `TRANSITIONS`:
 
 * ABSENT → RESERVED, `reserve`. The block has bytes that only its writer knows; readers don't see it. A second writer of the same
   key is told EXISTS: a block is a pure function of its key, so one copy in flight is enough.
+* ABSENT → COMMITTED, `carve`: the bytes were written before, to a slab.
 * RESERVED → COMMITTED, `commit` by the write lease that reserved it. From now on it is immutable and visible.
 * RESERVED → ABSENT, `abandon`: the write lease was released first, or ran out where there is no fence, and the bytes go back at
   once. A writer that comes back from the dead may still scribble over bytes that are somebody else's by then: a reader who checks
@@ -40,6 +41,7 @@ from kvpool.pool.values import NEAR, Books, Location, Move, Reserve
 
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (State.ABSENT, "reserve"): State.RESERVED,
+    (State.ABSENT, "carve"): State.COMMITTED,
     (State.RESERVED, "commit"): State.COMMITTED,
     (State.RESERVED, "abandon"): State.ABSENT,
     (State.RESERVED, "fence"): State.DOOMED,
@@ -105,6 +107,22 @@ class Blocks:
             self.board.publish(block)
         if self.watch is not None:
             self.watch(block)
+
+    def carve(self, block: Resident) -> None:
+        """ABSENT → COMMITTED: its bytes were cut off a slab, and are there already."""
+        self._step(block, "carve")
+        key, size, board, watch, ledger = block.key, block.size, self.board, self.watch, self.ledger
+        ledger.reserve(size)
+        ledger.unpin(size)
+        self.extents[block.location.offset] = self.committed[key] = block
+        if block.near:
+            self.near[key] = None
+        else:
+            self._charge(block)
+        if board is not None:
+            board.publish(block)
+        if watch is not None:
+            watch(block)
 
     def verified(self, block: Resident) -> None:
         """A committed block's bytes have been checked."""

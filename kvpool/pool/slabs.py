@@ -41,16 +41,17 @@ class Slabs:
 
         They are an extent that is booked for nobody: the caller's to give to a block, or to free.
         """
-        if size > slab.size:
-            raise InvariantError(f"{size} bytes cut off a slab of {slab.size}")
         offset = slab.offset
+        left = slab.size - size
+        if left < 0:
+            raise InvariantError(f"{size} bytes cut off a slab of {slab.size}")
         del self._by_offset[offset]
-        if size < slab.size:
+        if left:
             self._allocator.split(offset, size)
             self._by_offset[offset + size] = slab
         self._ledger.free_pinned(size)
-        slab.offset += size
-        slab.size -= size
+        slab.offset = offset + size
+        slab.size = left
         return offset
 
     def give_back(self, offset: int) -> bool:

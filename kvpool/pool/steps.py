@@ -62,12 +62,16 @@ class Steps:
         return filter(None, map(self._blocks.committed.get, keys))
 
     def _publish(self, block: Resident, now_ns: int) -> None:
+        self._date(block, now_ns)
+        self._blocks.publish(block)
+
+    def _date(self, block: Resident, now_ns: int) -> None:
+        """A block is committed now; its ttl begins."""
         block.committed_ns = block.used_ns = now_ns
         if block.ttl_ns:
             block.expires_ns = now_ns + block.ttl_ns
             self._expiries.set(block.key, block.expires_ns)
             self._due_ns = min(self._due_ns, block.expires_ns)
-        self._blocks.publish(block)
 
     def _unlink(self, block: Resident) -> None:
         """A committed block is about to leave the index: out of the order of eviction, without pins, without a ttl."""

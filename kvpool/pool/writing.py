@@ -16,7 +16,7 @@ from kvpool.pool.resident import Resident, State
 from kvpool.pool.room import Room
 from kvpool.pool.steps import Steps
 from kvpool.pool.story import InvariantError
-from kvpool.pool.values import EXISTS, NO_SPACE, Grant, Granted, Move, Reserve, Reserved, SlabGrant
+from kvpool.pool.values import EXISTS, NO_SPACE, Grant, Granted, Location, Move, Reserve, Reserved, SlabGrant
 
 _DRAINED_AT_ONCE = 64
 """Doomed blocks that one call looks at; `tick` looks at more."""
@@ -144,7 +144,7 @@ class Writing(Steps):
         done: list[Resident] = []
         with self._room(items) as room:
             room.keep_to_quotas(() if closed else items, self._quotas.max_bytes)
-            grants = tuple(self._carve(lease, item, room, now_ns, done, verified=verified, closed=closed) for item in items)
+            grants = tuple([self._carve(lease, item, room, now_ns, done, verified, closed) for item in items])
         self._made(room, now_ns)
         self._insert(done, now_ns)
         self._story.record(now_ns, "carved", lease_id, tuple(block.key for block in done))
@@ -195,22 +195,23 @@ class Writing(Steps):
             self._pens.insert(block, now_ns)
         self._counters["inserted"] += len(done)
 
-    def _carve(self, lease: Lease, item: Reserve, room: Room, now_ns: int, done: list[Resident], *, verified: bool, closed: bool) -> Grant:
+    def _carve(self, lease: Lease, item: Reserve, room: Room, now_ns: int, done: list[Resident], verified: bool, closed: bool) -> Grant:
         """Cut one item's bytes off a slab, and publish it where that may be."""
         assert lease.slab is not None
-        blocks, size = self._blocks, aligned(item.length)
+        blocks, key, near, size = self._blocks, item.key, item.near, aligned(item.length)
         offset = blocks.slabs.cut(lease.slab, size)
-        if item.key in blocks.committed or item.key in blocks.reserved:
+        if key in blocks.committed or key in blocks.reserved:
             blocks.allocator.free(offset)
             return EXISTS
-        within = item.near or self._quotas.allow(item.tenant, size)
+        within = near or self._quotas.allow(item.tenant, size)
         if closed or not within or not room.admits():
             blocks.allocator.free(offset)
             self._refuse(within)
             return NO_SPACE
-        block = blocks.reserve(item, offset, lease.id)
+        block = Resident(item, Location(offset, item.length), size, lease.id)
         block.unverified = not verified
-        self._publish(block, now_ns)
-        block.dirty, block.passing = self._guarded and not block.near, block.near
+        block.dirty, block.passing = self._guarded and not near, near
+        self._date(block, now_ns)
+        blocks.carve(block)
         done.append(block)
         return Granted(offset)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +134,32 @@ async def test_store_again_writes_nothing(node: NodeProcess, namespace: Namespac
             raise AssertionError("asked for a block the pool holds")
 
         assert await pool.store(chain, 0, [16] * 20, never, deadline_ns=soon()) == 20
+
+
+async def test_store_that_published_all_releases_nothing(node: NodeProcess, namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write lease ended with its last block; one that has blocks left goes back."""
+    released: list[int] = []
+    release = PoolRpc.release
+
+    async def noted(self: PoolRpc, lease_id: int, suspect: Sequence[bytes], timeout_s: float) -> None:
+        released.append(lease_id)
+        await release(self, lease_id, suspect, timeout_s)
+
+    monkeypatch.setattr(PoolRpc, "release", noted)
+    async with await AsyncPoolClient.open(node.address, namespace, transport="grpc") as pool:
+        chain = pool.keys(TOKENS)
+        assert await pool.store(chain, 0, [16] * 10, fill, deadline_ns=soon()) == 10
+
+        def failing(index: int, payload: Payload) -> None:
+            if index == 15:
+                raise ValueError("no such block")
+            fill(index, payload)
+
+        with pytest.raises(ValueError, match="no such block"):
+            await pool.store(chain, 0, [16] * 20, failing, deadline_ns=soon())
+        await no_leases(node)
+        assert len(released) == 1
+    await no_leases(node)
 
 
 async def test_damaged_block_is_a_miss_and_is_dropped(node: NodeProcess, namespace: Namespace) -> None:
