@@ -21,7 +21,7 @@ From the pool it takes as many of the sources, in order, as make it faster: wher
 Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too, where a second of
 computing counts a tenth more than one of waiting.
 
-A decode worker may prefill a prompt itself, between its steps. It helps where the request would wait for the best prefill worker: then it
+A decode worker may prefill a prompt itself, between its steps. It helps where the best prefill worker is busy with others: then it
 is one candidate more, as slow as it has shown to be (`rank_with_help`). Where only decode workers are candidates, they are ranked by
 when the answer would be complete: queue, load and compute as above, plus a step for every token, each as long as the KV in use there
 makes it.
@@ -70,9 +70,9 @@ class LeastTtft(Learning):
         return ranking(self.name, "s", [score(ask, c, now_ns) for c in candidates])
 
     def rank_with_help(self, ask: Ask, candidates: Sequence[Candidate], helpers: Sequence[Candidate], now_ns: int) -> Ranking | None:
-        """`candidates`, ranked; with `helpers` among them where the request would wait for the best of them."""
+        """`candidates`, ranked; with `helpers` among them where the best of them is busy with others."""
         alone = self.rank(ask, candidates, now_ns)
-        if alone is None or not helpers or not dict(alone.best.terms)["queue"] > 0:
+        if alone is None or not helpers or not any(value > 0 for name, value in alone.best.terms if name in ("queue", "others")):
             return alone
         return self.rank(ask, [*candidates, *helpers], now_ns)
 
