@@ -60,7 +60,7 @@ async def test_fifty_prompts_under_all_that_can_happen_give_the_tokens_of_transf
     store = MemoryStore(model.geometry.bytes_per_token)
     if layout == "vattention":  # a head's part of a block must be whole pages
         model = Model(model._network, replace(model.namespace, geometry=replace(model.geometry, block_tokens=64)))
-    room: dict[str, Any] = {"kv_bytes": 420 * 512, "resident_bytes": 1 << 15, "layout": layout, "model": model}
+    room: dict[str, Any] = {"kv_bytes": 300 * 512, "resident_bytes": 1 << 15, "layout": layout, "model": model}
 
     async def one(prompt: tuple[int, ...], expected: list[int], patience: int) -> bool:
         known: tuple[int, ...] = ()
