@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ BLOCKS = 6 * 32
 ROW = 512 * 16
 TOKENS = list(range(16 * BLOCKS))
 ROWS = np.random.default_rng(1).integers(0, 256, (BLOCKS, ROW), dtype=np.uint8)
+
+
+@pytest.fixture
+def namespace(namespace: Namespace) -> Namespace:
+    """Always the same, so that of its extents each of the two nodes always owns some."""
+    return replace(namespace, model="elsewhere")
 
 
 @pytest.fixture
