@@ -7,8 +7,12 @@ import pytest
 
 from kvpool.policy.routing import WorkerRef
 from kvpool.policy.routing.names import POLICIES
+from kvpool.request import Sampling, StageTimes, TokenSources
 from kvpool.request.events import DRAM
+from kvpool.units import SECOND
 from router.assemble import build_dispatcher
+from router.job import Job
+from router.need import Need
 from router.queue.refusal import RefusedError
 from router.settings import Limits
 from router.testing.loop import VirtualLoop, run_virtual
@@ -93,6 +97,30 @@ def test_decode_workers_help_who_would_wait_for_a_prefill_worker(help_tokens: in
         assert not world.traces[0].direct
         assert len(world.prefill[0].calls) == 6 - helped
         assert (2 <= helped <= 5) if help_tokens > 1510 else helped == 0
+        await world.close()
+
+    run_virtual(work)
+
+
+def test_few_tokens_computed_beside_answers_teach_nothing_of_prefills() -> None:
+    """A repeat that a decode worker answered late is no reason to leave the holder; what is as long as a prefill is."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop, prefill=0, decode=1)
+        await asyncio.sleep(0)
+        router = world.routers[0]
+        (worker,) = router.fleet.alive("decode")
+        job = Job(request_id="r", prompt=PREFIX, max_tokens=4, stop_tokens=(), sampling=Sampling(), deadline_ns=SECOND)
+        chosen, learnt = router.chooser.best("decode", Need(job), [worker], "r.d1"), router.chooser.learnt("decode")
+        assert chosen is not None
+        assert learnt is not None
+        before, seen = learnt.estimate.compute_s(15, 1485, worker.ref), []
+        for computed in (15, 16):
+            sources = TokenSources(resident=len(PREFIX) - computed, computed=computed)
+            router.chooser.answered(chosen, sources, StageTimes(compute_ns=SECOND))
+            seen.append(learnt.estimate.compute_s(15, 1485, worker.ref))
+        assert seen[0] == before
+        assert seen[1] > 10 * before
         await world.close()
 
     run_virtual(work)
