@@ -63,7 +63,12 @@ class Worker:
 
 @contextmanager
 def started(role: str, *flags: str) -> Iterator[Worker]:
-    command = [sys.executable, "-m", f"{role}_worker", *flags]
+    with running([sys.executable, "-m", f"{role}_worker", *flags]) as worker:
+        yield worker
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[Worker]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         try:
             yield Worker(process)
