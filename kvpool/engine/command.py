@@ -41,6 +41,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES), help="Of weights, compute and KV."),
     click.option("--block-tokens", default=16, show_default=True, type=click.IntRange(1, 512), help="Tokens per block."),
     click.option("--chunk-tokens", default=256, show_default=True, type=click.IntRange(1), help="Tokens per prefill pass."),
+    click.option(
+        "--tpot-target",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(0, 1e6, max_open=True),
+        help="Milliseconds between an answer's tokens, in the mean, that prompts beside it leave it; 0: no target.",
+    ),
     click.option("--transport", default=AUTO, show_default=True, type=click.Choice((AUTO, *REACHES)), help="How blocks move."),
     click.option("--device", default="cpu", show_default=True, help="What computes and keeps KV: cpu, cuda, cuda:0..."),
     click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Cores per pass of the model."),
@@ -111,6 +118,7 @@ def _config(role: Role, flags: dict[str, Any]) -> WorkerConfig:
         settings=EngineSettings(
             threads=flags["threads"],
             chunk_tokens=flags["chunk_tokens"],
+            tpot_target_ms=flags["tpot_target"],
             max_active=flags["max_active"],
             max_queued=flags["max_queued"],
             kv_bytes=parse_size(flags["kv_memory"]),

@@ -148,9 +148,10 @@ class Driver:
             self.scheduler.dropped()
             return
         waited_ns = sum(segment.gate.waited_ns for segment in segments if segment.gate is not None)
-        self._machine.rate.add(sum(len(segment.tokens) for segment in segments), ran.took_ns - waited_ns)
+        took_ns = ran.took_ns - waited_ns
+        self._machine.rate.add(sum(len(segment.tokens) for segment in segments), took_ns)
         chosen = dict(zip((turn.work for turn in turns), ran.value, strict=True))
-        for turn in self.scheduler.done():
+        for turn in self.scheduler.done(took_ns):
             sampled, sequence = chosen[turn.work], self._sequences[turn.work]
             if isinstance(sampled, KvpoolError):
                 sequence.fail(sampled)

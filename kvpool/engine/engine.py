@@ -73,7 +73,11 @@ class Engine:
         self._compute = ComputeThread(settings.threads)
         self._rate = Rate()
         self._scheduler = Scheduler(
-            manager, max_active=settings.max_active, max_queued=settings.max_queued, chunk_tokens=settings.chunk_tokens
+            manager,
+            max_active=settings.max_active,
+            max_queued=settings.max_queued,
+            chunk_tokens=settings.chunk_tokens,
+            target_ns=round(settings.tpot_target_ms * MS),
         )
         self._driver = Driver(Machine(model, self._kv, self._compute, self._rate, settings.steady), self._scheduler)
         memory = Memory(self._kv, manager, self._driver.wake)

@@ -27,6 +27,7 @@ def check_device(device: str, *, layout: Layout = "paged", steady: bool = False)
 class EngineSettings:
     """Cores per pass, prompt tokens per pass, and the bounds: sequences held and queued, KV bytes of both kinds.
 
+    `tpot_target_ms`: passes take fewer prompt tokens where answers would come slower than a token in so long, in the mean; 0: they don't.
     `layout`: how attention reads what does not lie in one piece (`paged/store.py`). `steady`: the bits of a request's scores depend on
     nobody it is computed with. `device`: what computes, and where weights and KV are (`cpu`, `cuda`, `cuda:1`). `attention`: what decodes
     read of their context when they don't say; None is everything.
@@ -34,6 +35,7 @@ class EngineSettings:
 
     threads: int = 1
     chunk_tokens: int = 256
+    tpot_target_ms: float = 0.0
     max_active: int = 64
     max_queued: int = 256
     kv_bytes: int = 8 * GIB
@@ -49,6 +51,10 @@ class EngineSettings:
             raise ConfigError(f"threads must be at least 1, got {self.threads}")
         if self.chunk_tokens < 1:
             raise ConfigError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
+        if not 0 <= self.tpot_target_ms < 1e6:
+            raise ConfigError(f"tpot_target_ms must be at least 0 (no target) and below 1,000,000, got {self.tpot_target_ms}")
+        if self.tpot_target_ms and self.steady:
+            raise ConfigError("with a target for the time between tokens prompts are cut by who else is there: leave --deterministic out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

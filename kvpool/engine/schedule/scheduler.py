@@ -7,7 +7,8 @@ Theory. The engine asks for a `Plan` before each pass:
     preempt     when a sequence needs a block and there is none, the one that came last gives its blocks back and waits again, in front
     turns       every sequence that decodes gets one token (continuous batching); besides, prompts get up to `chunk_tokens` tokens,
                 the one with the least left first, but for what others have waited (`kvpool.policy.order`), in pieces cut at absolute
-                multiples of `chunk_tokens`; one whose KV still comes has a pass to itself
+                multiples of `chunk_tokens`; one whose KV still comes has a pass to itself. With a target for the time between tokens,
+                as much less as `pace.py` says, in pieces cut at multiples of a 16th of that
 
 A preempted sequence loses nothing but time: its finished blocks went to the pool as they were finished, and stay named here until others
 need the room; when it comes again, it gathers what is quicker to load than to compute. The sequence that came first is never preempted for
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvpool.engine.paged.blocks import BlockManager, Copy
+from kvpool.engine.schedule.pace import Pace
 from kvpool.engine.schedule.waiting import Waiting
 from kvpool.engine.schedule.work import State, Turn, Work
 from kvpool.errors import ConfigError, LocalError, UnavailableError
@@ -42,9 +44,9 @@ class Plan:
 
 
 class Scheduler:
-    """At most `max_active` works with blocks of `manager` at a time; `max_queued` more wait."""
+    """At most `max_active` works with blocks of `manager` at a time; `max_queued` more wait. `target_ns` between tokens; 0: no target."""
 
-    def __init__(self, manager: BlockManager, *, max_active: int, max_queued: int, chunk_tokens: int) -> None:
+    def __init__(self, manager: BlockManager, *, max_active: int, max_queued: int, chunk_tokens: int, target_ns: int = 0) -> None:
         if max_active < 1 or max_queued < 0:
             raise ConfigError("an engine needs room for at least one active sequence and a queue of 0 or more")
         self.manager = manager
@@ -58,6 +60,7 @@ class Scheduler:
         self._orders = self._computed = 0
         self._running: Sequence[Turn] = ()
         self._lone_next = False
+        self._pace = Pace(target_ns, chunk_tokens) if target_ns else None
 
     @property
     def active(self) -> int:
@@ -88,14 +91,17 @@ class Scheduler:
             plan.expired.append(work)
         self._admit(plan)
         ready = sorted((work for work in self._active if work.state is State.READY and not work.paused), key=lambda work: work.order)
+        budget, cut = self._budget(ready, now_ns)
         ready = self._together(ready)
         for work in (work for work in ready if work.pending == 1):
             self._turn(plan, work, work.known)
-        budget = self.chunk_tokens
         for work in sorted((work for work in ready if work.pending > 1), key=_place):
-            end = min(work.known, (work.table.tokens // self.chunk_tokens + 1) * self.chunk_tokens)
-            if end - work.table.tokens <= budget:
-                budget -= end - work.table.tokens
+            start = work.table.tokens
+            end = min(work.known, (start // self.chunk_tokens + 1) * self.chunk_tokens)
+            if end - start > budget:
+                end = (start + budget) // cut * cut
+            if end > start:
+                budget -= end - start
                 self._turn(plan, work, end)
         self._running = plan.turns
         for turn in plan.turns:
@@ -108,8 +114,10 @@ class Scheduler:
             self.manager.advance(work.table, tokens)
             work.state = State.READY
 
-    def done(self) -> list[Turn]:
-        """The pass has run: those of its turns whose work is still there. Their tokens have KV now."""
+    def done(self, took_ns: int = 0) -> list[Turn]:
+        """The pass has run, in `took_ns` (0: not measured): those of its turns whose work is still there. Their tokens have KV now."""
+        if self._pace is not None:
+            self._pace.ran(sum(turn.end - turn.start for turn in self._running), took_ns)
         turns = self.dropped()
         for turn in turns:
             self._computed += turn.end - turn.start if turn.work.pending > 1 else 0
@@ -147,6 +155,13 @@ class Scheduler:
     def works(self) -> Iterable[Work]:
         """Those that have blocks."""
         return self._active
+
+    def _budget(self, ready: list[Work], now_ns: int) -> tuple[int, int]:
+        """Prompt tokens of the next pass, and at whose multiples prompts may be cut to keep to that."""
+        if self._pace is None:
+            return self.chunk_tokens, self.chunk_tokens
+        budget = self._pace.budget([work for work in ready if work.pending == 1], now_ns)
+        return budget, self.chunk_tokens if budget == self.chunk_tokens else self._pace.part
 
     def _together(self, ready: list[Work]) -> list[Work]:
         """Those of `ready` that may share a pass: one that must be alone, or all others, in turns."""

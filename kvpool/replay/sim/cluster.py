@@ -196,8 +196,12 @@ class Cluster:
             self.prefill[node].add(job)
             self._next(node, now)
         elif self._begin(job, node, now):
-            self.decode[node - self._world.prefill_nodes].invite(job, now)
-            self._watch(node - self._world.prefill_nodes, now)
+            came = now + self._prefills(node).context_s(job) + job.setup_s  # before its first pass: that has others' answers in it
+            self._at(came, lambda then: self._invite(job, node - self._world.prefill_nodes, then))
+
+    def _invite(self, job: Job, number: int, now: float) -> None:
+        self.decode[number].invite(job, now)
+        self._go_on(number, now)
 
     def _prefills(self, node: int) -> PrefillNode:
         return self.prefill[node] if node < self._world.prefill_nodes else self.decode[node - self._world.prefill_nodes].guests
@@ -240,7 +244,8 @@ class Cluster:
     def _ran(self, node: int, tokens: int, seconds: float, now: float) -> None:
         job = self.prefill[node].running
         assert job is not None
-        if self.prefill[node].ran(tokens, seconds):
+        job.compute_s += seconds - (job.setup_s if job.done == job.context else 0.0)
+        if self.prefill[node].ran(job, tokens, seconds):
             self._prefilled(job, node, now)
         self._next(node, now)
 
@@ -305,11 +310,17 @@ class Cluster:
             if self._admission is not None:
                 self._admission.ended(fate.request.request_id, _ns(now))
             self._system.policy.ended(fate.request.request_id, self._workers[fate.worker], _ns(now))
-        moved, guest = self.decode[number].guest(now)
-        if guest is not None:
+        moved, guests = self.decode[number].guest(now)
+        for guest in guests:
             self._prefilled(guest, number + self._world.prefill_nodes, now)
-        if ended or moved:
+        if moved:
+            self._at(now, lambda then: self._go_on(number, then))  # behind the guests' own answers, which begin now
+        elif ended:
             self._watch(number, now)
+
+    def _go_on(self, number: int, now: float) -> None:
+        self.decode[number].go_on(now)
+        self._watch(number, now)
 
 
 def _ns(seconds: float) -> int:

@@ -3,20 +3,30 @@
 Since all get their tokens together, one count of steps tells who is through: a request that came at step s and wants n tokens is through
 at step s + n. KV is reserved for prompt and answer; a request that finds no room waits, first come, first served.
 
-A node may prefill prompts as guests, a chunk at a time in the order of its engine: beside each step as much as keeps the time between
-tokens at four fifths of the SLO; without answers under way, at full speed.
+A node may prefill prompts as guests, a pass at a time in the order of its engine. A pass is a step and a chunk's work at most of guests'
+prompts, no more than the engine's scheduler would let ride (`kvpool.policy.pace`). Who comes during a pass gets nothing of it, and the
+time until it ends counts as time between its tokens.
 """
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import NamedTuple
 
+from kvpool.policy.pace import longest, riding
 from kvpool.policy.routing import WorkerOrder
 from kvpool.replay.sim.prefill import Job, PrefillNode
 from kvpool.replay.sim.request import Fate
 from kvpool.replay.sim.world import World
 
-_ROUND = 0.8
-"""So much of the SLO for the time between tokens a step and a guest's part of it take together."""
+
+class _Answer(NamedTuple):
+    """Through after step `ends`; `serial` orders equals. It began after step `joined`, at `began`."""
+
+    ends: float
+    serial: int
+    joined: float
+    began: float
+    fate: Fate
 
 
 class DecodeNode:
@@ -25,7 +35,7 @@ class DecodeNode:
     def __init__(self, world: World, order: WorkerOrder = WorkerOrder.ARRIVAL) -> None:
         self._world = world
         self._room = world.decode_tokens
-        self._active: list[tuple[float, int, float, Fate]] = []  # (step at which it is through, serial, began, whose)
+        self._active: list[_Answer] = []
         self._line: deque[Fate] = deque()
         self._steps = 0.0
         self._serial = 0
@@ -35,8 +45,9 @@ class DecodeNode:
         self._in_use = 0
         self.guests = PrefillNode(world, order)
         """What is prefilled here; its `busy_s` count as if nothing else were computed."""
-        self._chunk = 0, 0.0
-        self._chunk_left = self._chunk_began = 0.0
+        self._riding: list[tuple[Job, int]] = []
+        self._pass_began = self._pass_ends = 0.0
+        self._passing = False
 
     @property
     def active(self) -> int:
@@ -56,29 +67,50 @@ class DecodeNode:
         self._admit(now)
 
     def invite(self, job: Job, now: float) -> None:
-        """Prefill `job`, whose KV has come, here."""
+        """Prefill `job`, whose KV has come, here; `go_on` follows."""
         self._advance(now)
         self.guests.add(job)
-        self._next_chunk(now)
 
-    def guest(self, now: float) -> tuple[bool, Job | None]:
-        """Whether a guest's chunk is through by now, and whose last it was."""
+    def go_on(self, now: float) -> None:
+        """Begin the next pass, if none is under way and there are guests."""
         self._advance(now)
-        job = self.guests.running
-        if job is None or self._chunk_left > 1e-6:
-            return False, None
-        tokens, seconds = self._chunk
-        through = self.guests.ran(tokens, seconds)
-        job.compute_s += now - self._chunk_began - seconds
-        self._next_chunk(now)
-        return True, job if through else None
+        if self._riding:
+            return
+        world, took, limit = self._world, 0.0, self._world.prefill_s(self._world.chunk_tokens)
+        if self._active:
+            target, took = world.tbt_slo_s, world.step_s(self._in_use)
+            ahead = min((self._steps - answer.joined) * target - (now - answer.began) for answer in self._active)
+            limit = min(took + limit, longest(target, ahead))
+        while (job := self.guests.take()) is not None:
+            tokens = self._rides(job, limit - took)
+            seconds = world.prefill_s(tokens, job.done)
+            if self._riding and took + seconds > limit:
+                self.guests.add(job)
+                break
+            self._riding.append((job, tokens))
+            took += seconds
+        self._passing = bool(self._riding)
+        self._pass_began, self._pass_ends = now, now + took
+
+    def guest(self, now: float) -> tuple[bool, list[Job]]:
+        """Whether a pass with guests is over by now, and whose last it was. Then `go_on` follows, when the answers of those were added."""
+        self._advance(now)
+        if not self._riding or self._passing:
+            return False, []
+        through = []
+        for job, tokens in self._riding:
+            job.compute_s += now - self._pass_began
+            if self.guests.ran(job, tokens, self._world.prefill_s(tokens, job.done)):
+                through.append(job)
+        self._riding = []
+        return True, through
 
     def through(self, now: float) -> list[Fate]:
         """Those that are through by now; each once."""
         self._advance(now)
         ended: list[Fate] = []
-        while self._active and self._active[0][0] <= self._steps + 1e-6:
-            _, _, began, fate = heappop(self._active)
+        while self._active and self._active[0].ends <= self._steps + 1e-6:
+            _, _, _, began, fate = heappop(self._active)
             fate.finished_s = now
             fate.step_s = (now - began) / max(1, fate.request.output_tokens)
             self._in_use -= _size(fate)
@@ -90,40 +122,32 @@ class DecodeNode:
     def next_s(self, now: float) -> float | None:
         """When the next one is through, answer or guest, if nobody comes; None when none is under way."""
         self._advance(now)
-        ends = []
-        if self._active:
-            ends.append(max(0.0, self._active[0][0] - self._steps) * self._step_s())
-        if self.guests.running is not None:
-            ends.append(max(0.0, self._chunk_left) / self._share())
-        return now + min(ends) if ends else None
+        if self._passing:
+            return self._pass_ends
+        if not self._active:
+            return None
+        return now + max(0.0, self._active[0].ends - self._steps) * self._world.step_s(self._in_use)
+
+    def _rides(self, job: Job, seconds: float) -> int:
+        """Tokens of `job` for a pass that has so many seconds left."""
+        tokens = riding(seconds, self._world.chunk(job.done), lambda n: self._world.prefill_s(n, job.done))
+        return min(tokens, job.prompt - job.done)
 
     def _advance(self, now: float) -> None:
-        if self._active:
-            self._steps += (now - self._at) / self._step_s()
-        if self.guests.running is not None:
-            self._chunk_left -= (now - self._at) * self._share()
+        if self._passing and now >= self._pass_ends:
+            self._passing = False
+            self._steps += 1
+        elif not self._passing and self._active:
+            self._steps += (now - self._at) / self._world.step_s(self._in_use)
         self._at = now
 
-    def _step_s(self) -> float:
-        step = self._world.step_s(self._in_use)
-        return step / (1.0 - self._share()) if self.guests.running is not None and self._active else step
-
-    def _share(self) -> float:
-        """What a guest gets of the time: beside answers what a step leaves of `_ROUND` of the SLO, but never less than a twentieth."""
-        return 1.0 if not self._active else max(0.05, 1.0 - self._world.step_s(self._in_use) / (_ROUND * self._world.tbt_slo_s))
-
-    def _next_chunk(self, now: float) -> None:
-        job = self.guests.next()
-        if job is not None:
-            self._chunk = self.guests.chunk(job)
-            self._chunk_left, self._chunk_began = self._chunk[1], now
-
     def _admit(self, now: float) -> None:
+        joined = self._steps + self._passing
         while self._line and (not self._active or self._in_use + _size(self._line[0]) <= self._room):
             fate = self._line.popleft()
             self._in_use += _size(fate)
             self._serial += 1
-            heappush(self._active, (self._steps + fate.request.output_tokens, self._serial, now, fate))
+            heappush(self._active, _Answer(joined + fate.request.output_tokens, self._serial, joined, now, fate))
 
 
 def _size(fate: Fate) -> int:

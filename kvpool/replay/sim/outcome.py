@@ -40,7 +40,12 @@ def outcome(world: World, cluster: Cluster, fates: Sequence[Fate]) -> Outcome:
     check(cluster, fates)
     ttfts = sorted(fate.ttft_s for fate in fates if fate.ttft_s is not None)
     done = [fate for fate in fates if fate.finished_s is not None]
-    good = sum(fate.ttft_s is not None and fate.ttft_s <= world.ttft_slo_s and fate.step_s <= world.tbt_slo_s for fate in done)
+    good = sum(
+        fate.ttft_s is not None
+        and fate.ttft_s <= world.ttft_slo_s
+        and (fate.step_s <= world.tbt_slo_s or fate.request.output_tokens == 1)  # one token has no time between tokens
+        for fate in done
+    )
     prefilled = [fate for fate in fates if fate.first_token_s is not None]
     busy = [node.busy_s for node in cluster.prefill]
     span = max((fate.first_token_s or 0.0 for fate in fates), default=0.0) - min((fate.request.arrived_s for fate in fates), default=0.0)

@@ -68,12 +68,16 @@ class PrefillNode:
 
     def next(self) -> Job | None:
         """The job whose chunk is next, taken out; None while one runs or none is ready."""
-        if self.running is not None or not self._ready:
+        if self.running is not None:
             return None
-        if self._order is WorkerOrder.ARRIVAL and self._ready[0][2] is not self._sent[0]:
-            return None
-        self.running = heappop(self._ready)[2]
+        self.running = self.take()
         return self.running
+
+    def take(self) -> Job | None:
+        """The first of those that are ready, taken out: it computes with others, or comes back by `add`."""
+        if not self._ready or (self._order is WorkerOrder.ARRIVAL and self._ready[0][2] is not self._sent[0]):
+            return None
+        return heappop(self._ready)[2]
 
     def chunk(self, job: Job) -> tuple[int, float]:
         """How many tokens `job` computes now, and the seconds that takes."""
@@ -81,19 +85,19 @@ class PrefillNode:
         tokens = left if self._order is WorkerOrder.ARRIVAL else min(left, self._world.chunk(job.done))
         seconds = self._world.prefill_s(tokens, job.done)
         if job.done == job.context:
-            seconds = max(seconds, job.context * self._world.token_bytes / self._world.host_to_device)  # layer by layer, both at once
-            return tokens, seconds + job.setup_s
+            return tokens, max(seconds, self.context_s(job)) + job.setup_s  # layer by layer, both at once
         return tokens, seconds
 
-    def ran(self, tokens: int, seconds: float) -> bool:
-        """The running job's chunk is through; True when it was its last."""
-        job = self.running
-        assert job is not None
+    def context_s(self, job: Job) -> float:
+        """Seconds to bring what `job` began with from the host's memory to the GPUs."""
+        return job.context * self._world.token_bytes / self._world.host_to_device
+
+    def ran(self, job: Job, tokens: int, seconds: float) -> bool:
+        """A chunk of `job`, which was taken out, is through; True when it was its last."""
         self.running = None
         self.busy_s += seconds
         job.done += tokens
         self._computed += tokens
-        job.compute_s += seconds - (job.setup_s if job.done == job.context + tokens else 0.0)
         if job.done == job.prompt:
             self._sent.remove(job)
             return True
