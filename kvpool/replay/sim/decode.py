@@ -76,19 +76,19 @@ class DecodeNode:
         self._advance(now)
         if self._riding:
             return
-        world, took, limit = self._world, 0.0, self._world.prefill_s(self._world.chunk_tokens)
+        world, took, left = self._world, 0.0, self._world.prefill_s(self._world.chunk_tokens)
         if self._active:
             target, took = world.tbt_slo_s, world.step_s(self._in_use)
             ahead = min((self._steps - answer.joined) * target - (now - answer.began) for answer in self._active)
-            limit = min(took + limit, longest(target, ahead))
+            left = min(left, longest(target, ahead) - took)
         while (job := self.guests.take()) is not None:
-            tokens = self._rides(job, limit - took)
+            tokens = self._rides(job, left)
             seconds = world.prefill_s(tokens, job.done)
-            if self._riding and took + seconds > limit:
+            if self._riding and seconds > left:
                 self.guests.add(job)
                 break
             self._riding.append((job, tokens))
-            took += seconds
+            took, left = took + seconds, left - seconds
         self._passing = bool(self._riding)
         self._pass_began, self._pass_ends = now, now + took
 
