@@ -18,6 +18,9 @@ from kvpool.replay.sim.prefill import Job, PrefillNode
 from kvpool.replay.sim.request import Fate
 from kvpool.replay.sim.world import World
 
+_CLOSE = 1e-6
+"""Steps by which sums of their parts may miss a whole number."""
+
 
 class _Answer(NamedTuple):
     """Through after step `ends`; `serial` orders equals. It began after step `joined`, at `began`."""
@@ -79,7 +82,8 @@ class DecodeNode:
         world, took, left = self._world, 0.0, self._world.prefill_s(self._world.chunk_tokens)
         if self._active:
             target, took = world.tbt_slo_s, world.step_s(self._in_use)
-            ahead = min((self._steps - answer.joined) * target - (now - answer.began) for answer in self._active)
+            whole = self._steps + _CLOSE  # tokens that answers have; a part of one is none yet
+            ahead = min(int(whole - answer.joined) * target - (now - answer.began) for answer in self._active)
             left = min(left, longest(target, ahead) - took)
         while (job := self.guests.take()) is not None:
             tokens = self._rides(job, left)
@@ -109,7 +113,7 @@ class DecodeNode:
         """Those that are through by now; each once."""
         self._advance(now)
         ended: list[Fate] = []
-        while self._active and self._active[0].ends <= self._steps + 1e-6:
+        while self._active and self._active[0].ends <= self._steps + _CLOSE:
             _, _, _, began, fate = heappop(self._active)
             fate.finished_s = now
             fate.step_s = (now - began) / max(1, fate.request.output_tokens)
