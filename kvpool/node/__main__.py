@@ -32,6 +32,9 @@ from kvpool.wire.guard import Guard
 @click.option("--id", "node_id", default=None, help="Identity, 32 hex digits; a new one by default.")
 @click.option("--offer", default=None, help=f"Ways to reach the bytes, of {','.join(OFFERS)}; all that work here by default.")
 @click.option("--tcp-listen", default="", help="Address of the TCP data plane; any free port of --listen's host by default.")
+@click.option(
+    "--resp-port", default=None, type=click.IntRange(0, 65535), help="Serve clients of Redis, too, at this port of --listen's host."
+)
 @click.option("--arena-dir", default="/dev/shm", show_default=True, type=click.Path(path_type=Path), help="Where shared memory is made.")
 @click.option("--arena", "arena_path", default=None, type=click.Path(path_type=Path), help="A file or memory device (/dev/dax0.0) instead.")
 @click.option("--lock-memory", is_flag=True, help="Ask for memory that is never swapped out.")
@@ -61,6 +64,7 @@ def main(
     node_id: str | None,
     offer: str | None,
     tcp_listen: str,
+    resp_port: int | None,
     arena_dir: Path,
     arena_path: Path | None,
     lock_memory: bool,
@@ -74,6 +78,7 @@ def main(
         config = NodeConfig(
             listen=listen,
             tcp_listen=tcp_listen,
+            resp_port=resp_port,
             capacity_bytes=parse_size(capacity),
             offers=None if offer is None else tuple(name.strip() for name in offer.split(",") if name.strip()),
             arena_directory=arena_dir,

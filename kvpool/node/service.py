@@ -19,6 +19,7 @@ from kvpool.node.cluster import ClusterSide, NodePlace
 from kvpool.node.events import NodeEvents
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
+from kvpool.node.resp import RespLimits, RespServer, ValueStore
 from kvpool.node.sessions import Announced, Sessions
 from kvpool.node.tcp_plane import TcpPlane
 from kvpool.node.tenancy import TenantPool, owners_in
@@ -61,11 +62,14 @@ class NodeConfig:
     `lock_memory` asks for pages that are never swapped out.
 
     `offers` None means every way to the bytes that works here; ways that are named must work. `tcp_listen`: where the TCP data plane
-    listens, any free port of `listen`'s host if empty.
+    listens, any free port of `listen`'s host if empty. `resp_port`: where clients of Redis are served on that host, 0 for any free port,
+    None for nowhere.
     """
 
     listen: str = "127.0.0.1:0"
     tcp_listen: str = ""
+    resp_port: int | None = None
+    resp_limits: RespLimits = field(default_factory=RespLimits)
     capacity_bytes: int = GIB
     offers: tuple[str, ...] | None = None
     arena_directory: Path = DEFAULT_DIRECTORY
@@ -118,6 +122,8 @@ class PoolNode:
         self._board: Board | None = None
         self._sessions: SessionServer | None = None
         self._verifier: Verifier | None = None
+        self.door: RespServer | None = None
+        """Where clients of Redis come to, if anywhere."""
 
     async def start(self) -> None:
         """Take the memory, listen, join. Raises `ConfigError` when something can't be had."""
@@ -162,7 +168,8 @@ class PoolNode:
         if guard.book is not None:
             admin.keep_quotas(guard.book)
         self._server = guard.server(rates, clock)
-        add_pool(self._server, TenantPool(handler, owners_in(state, self._tiers), clock, rates))
+        pool = TenantPool(handler, owners_in(state, self._tiers), clock, rates)
+        add_pool(self._server, pool)
         add_admin(self._server, admin)
         add_events(self._server, self._events)
         add_access(self._server, guard)
@@ -181,6 +188,11 @@ class PoolNode:
             )
             admin.balancer = self.cluster.balancer
             add_peer(self._server, self.cluster.balancer)
+        if config.resp_port is not None:
+            values = ValueStore(pool, admin, self.arena)
+            self.door = door = RespServer(values, guard, rates, clock, handler.describe, config.resp_limits)
+            handler.counted_here = lambda: {**sessions.counted(), **door.counters}
+            await door.start(f"{config.listen.rpartition(':')[0]}:{config.resp_port}")
         self.address = guard.bind(self._server, config.listen)
         await self._server.start()
         self._ticker = asyncio.create_task(_tick(handler, sessions))
@@ -188,6 +200,8 @@ class PoolNode:
             await self.cluster.join(self.address, config.place.info(config.capacity_bytes))
         missing = [name for name, made in (("ucx", self._target), ("tcp", self._plane)) if made is None]
         offers = [name for name in wanted if name not in missing]
+        if self.door is not None:
+            log.info("node %s serves clients of Redis at %s", self.node_id, self.door.address)
         log.info("node %s serves %s at %s over %s", self.node_id, format_size(self.arena.capacity), self.address, ", ".join(offers))
 
     def _take_memory(self) -> Arena:
@@ -248,6 +262,8 @@ class PoolNode:
             await self._events.stop()
         if self._server is not None:
             await self._server.stop(grace=1.0)
+        if self.door is not None:
+            await self.door.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -265,7 +281,7 @@ class PoolNode:
         if self.arena is not None:
             self.arena.close()
         self.pool = self.cluster = self._events = self._server = self._ticker = self._target = self._tiers = self.arena = None
-        self._plane = self._sessions = self._board = self._verifier = None
+        self._plane = self._sessions = self._board = self._verifier = self.door = None
 
 
 async def _tick(handler: NodeHandler, sessions: Sessions) -> None:
