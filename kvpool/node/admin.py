@@ -16,6 +16,7 @@ from kvpool.errors import ConfigError, FrameError
 from kvpool.node.balancer import Balancer
 from kvpool.node.handler import NodeHandler
 from kvpool.node.pushing import OWNER as BALANCE
+from kvpool.node.resp.frames import PARENT as VALUES
 from kvpool.node.tiers import Found, Tiers
 from kvpool.policy.eviction import NEVER_NS
 from kvpool.policy.placement import DEFAULT_EXTENT_TOKENS, NodeState
@@ -237,10 +238,11 @@ class NodeAdmin:
         return a.EvictOutcome.ABSENT if found is None else a.EvictOutcome.EVICTED
 
     def _orphans(self) -> list[BlockView]:
-        """Blocks whose predecessor is in no tier here although it should be: not the first of an extent, which may live elsewhere."""
+        """Blocks whose predecessor is in no tier here although it should be: not the first of an extent, which may live elsewhere, and
+        not clients' values, which have none."""
         views = [view for key in self._state.committed_keys() if (view := self._state.view(key)) is not None]
         inner = [view for view in views if view.parent is not None and view.depth % DEFAULT_EXTENT_TOKENS]
-        missing = [view for view in inner if view.parent is not None and self._state.locate(view.parent) is None]
+        missing = [view for view in inner if view.parent not in (None, VALUES) and self._state.locate(view.parent) is None]
         lower = self._tiers.find([view.parent for view in missing if view.parent is not None])
         return [view for view, found in zip(missing, lower, strict=True) if found is None]
 

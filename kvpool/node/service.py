@@ -19,7 +19,8 @@ from kvpool.node.cluster import ClusterSide, NodePlace
 from kvpool.node.events import NodeEvents
 from kvpool.node.handler import NodeHandler
 from kvpool.node.opening import TierConfig, open_tiers
-from kvpool.node.resp import RespLimits, RespServer, ValueStore
+from kvpool.node.resp.server import RespLimits, RespServer
+from kvpool.node.resp.store import ValueStore
 from kvpool.node.sessions import Announced, Sessions
 from kvpool.node.tcp_plane import TcpPlane
 from kvpool.node.tenancy import TenantPool, owners_in

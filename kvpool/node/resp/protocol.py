@@ -41,6 +41,11 @@ class Parser:
         return self._taken
 
     @property
+    def held(self) -> int:
+        """Bytes kept: what was fed and isn't a word yet, and the words so far."""
+        return len(self._buffer) + sum(map(len, self._words))
+
+    @property
     def resting(self) -> bool:
         """Whether nothing has come of a further command."""
         return not self._buffer and not self._left

@@ -101,6 +101,16 @@ class RespServer:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
+    @property
+    def connected(self) -> int:
+        """Open connections."""
+        return len(self._open)
+
+    @property
+    def in_hand_bytes(self) -> int:
+        """Bytes of large commands and answers that are under way."""
+        return self._limits.in_hand_bytes - self._budget.left
+
     # What sessions need of it
 
     def known(self, token: str) -> Principal:
@@ -123,7 +133,7 @@ class RespServer:
         lines = ["# Server", "server_name:kvpool", "redis_mode:standalone", f"node_id:{said.node_id}", f"incarnation:{said.incarnation}"]
         lines += ["# Memory", f"maxmemory:{said.capacity_bytes}"]
         if principal.tenant is None:
-            lines += [f"used_memory:{said.capacity_bytes - said.free_bytes}", "# Clients", f"connected_clients:{len(self._open)}"]
+            lines += [f"used_memory:{said.capacity_bytes - said.free_bytes}", "# Clients", f"connected_clients:{self.connected}"]
             lines += ["# Stats", *(f"{name}:{count}" for name, count in said.counters.items())]
         return "\r\n".join(lines) + "\r\n"
 

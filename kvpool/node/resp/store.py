@@ -75,8 +75,9 @@ class ValueStore:
         """Keep `value` for `ttl_ms` (0: as long as there is room). `only_new`: a value that is there stays."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            for _ in range(_TRIES):
-                if not only_new and self._pool.lookup([key])[0] and await self._remove(key) is EvictOutcome.PINNED:
+            for attempt in range(_TRIES):
+                there = attempt or self._pool.lookup([key])[0]  # what is on its way up from a slower tier isn't looked up
+                if there and not only_new and await self._remove(key) is EvictOutcome.PINNED:
                     return Stored.PINNED
                 outcome = await self._write(key, value, ttl_ms)
                 if outcome is not Stored.BUSY and (only_new or outcome is not Stored.EXISTS):
