@@ -151,20 +151,27 @@ async def test_values_go_down_to_disk_and_come_back(nodes: Nodes, tmp_path: Path
         assert await one.mget("k1", "k3", "k5", "k39") == [None, None, bytes([5]) * (MIB // 4), bytes([39]) * (MIB // 4)]
 
 
-async def test_values_stay_on_the_node_they_were_written_to(tmp_path: Path) -> None:
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path)
+    await made.open(0)
+    yield made
+    await made.close()
+
+
+async def test_values_stay_on_the_node_they_were_written_to(cluster: Cluster) -> None:
     """Nobody can say which node of a cluster they belong to: the balancer neither moves them nor waits for them."""
-    cluster = Cluster(tmp_path)
-    await cluster.open(0)
     first = await cluster.node("a" * 32, resp_port=0)
+    names = [f"k{n}" for n in range(50)]
     async with client(first) as one:
-        for n in range(50):
-            await one.set(f"k{n}", b"v" * n)
+        for name in names:
+            await one.set(name, name)
         second = await cluster.node("b" * 32, resp_port=0)
         await cluster.settled()
         async with client(second) as other:
-            assert await other.exists(*(f"k{n}" for n in range(50))) == 0
-        assert await one.exists(*(f"k{n}" for n in range(50))) == 50
-    await cluster.close()
+            assert await other.exists(*names) == 0
+        assert await one.exists(*names) == 50
+        assert cluster.side(first).balancer.report().counters["adrift"] == 50
 
 
 async def test_pinned_value_stays(nodes: Nodes) -> None:
