@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
 import grpc.aio
 
-from kvpool.clock import MonotonicClock
+from kvpool.clock import Clock, MonotonicClock
 from kvpool.cluster import Membership
 from kvpool.errors import ConfigError
 from kvpool.node.admin import NodeAdmin
@@ -189,21 +190,18 @@ class PoolNode:
             )
             admin.balancer = self.cluster.balancer
             add_peer(self._server, self.cluster.balancer)
-        if config.resp_port is not None:
-            values = ValueStore(pool, admin, self.arena)
-            self.door = door = RespServer(values, guard, rates, clock, handler.describe, config.resp_limits)
-            handler.counted_here = lambda: {**sessions.counted(), **door.counters}
-            await door.start(f"{config.listen.rpartition(':')[0]}:{config.resp_port}")
+        await self._open_door(ValueStore(pool, admin, self.arena), rates, clock, handler, sessions)
         self.address = guard.bind(self._server, config.listen)
         await self._server.start()
         self._ticker = asyncio.create_task(_tick(handler, sessions))
         if self.cluster is not None:
             await self.cluster.join(self.address, config.place.info(config.capacity_bytes))
+        self._say(wanted, self.arena)
+
+    def _say(self, wanted: Sequence[str], arena: Arena) -> None:
         missing = [name for name, made in (("ucx", self._target), ("tcp", self._plane)) if made is None]
         offers = [name for name in wanted if name not in missing]
-        if self.door is not None:
-            log.info("node %s serves clients of Redis at %s", self.node_id, self.door.address)
-        log.info("node %s serves %s at %s over %s", self.node_id, format_size(self.arena.capacity), self.address, ", ".join(offers))
+        log.info("node %s serves %s at %s over %s", self.node_id, format_size(arena.capacity), self.address, ", ".join(offers))
 
     def _take_memory(self) -> Arena:
         config = self._config
@@ -223,6 +221,16 @@ class PoolNode:
         sessions.drop = server.drop
         self._sessions = server
         return str(server.path)
+
+    async def _open_door(self, values: ValueStore, rates: Rates, clock: Clock, handler: NodeHandler, sessions: Sessions) -> None:
+        """Let clients of Redis in, if they are to be."""
+        config = self._config
+        if config.resp_port is None:
+            return
+        self.door = door = RespServer(values, config.guard, rates, clock, handler.describe, config.resp_limits)
+        handler.counted_here = lambda: {**sessions.counted(), **door.counters}
+        await door.start(f"{config.listen.rpartition(':')[0]}:{config.resp_port}")
+        log.info("node %s lets clients of Redis in at %s", self.node_id, door.address)
 
     async def _offer_ucx(self, handler: NodeHandler, arena: Arena) -> None:
         """Serve the arena over UCX. Without a usable UCX that is an error only if it was asked for by name."""

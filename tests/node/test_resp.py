@@ -289,7 +289,7 @@ def process(tmp_path: Path) -> Any:
 
 def test_node_process_says_where_its_door_is(process: NodeProcess) -> None:
     """The flag; and whoever is connected doesn't keep the node from stopping."""
-    (port,) = [found[1] for line in process.log if (found := re.search(r"clients of Redis at \S+:(\d+)", line))]
+    (port,) = [found[1] for line in process.log if (found := re.search(r"clients of Redis in at \S+:(\d+)", line))]
     one = redis.Redis(port=int(port))
     assert one.set(KEY, b"v")
     assert one.get(KEY) == b"v"
@@ -298,7 +298,7 @@ def test_node_process_says_where_its_door_is(process: NodeProcess) -> None:
 @pytest.mark.skipif(not shutil.which(BENCHMARK), reason="redis-benchmark (Debian's redis-tools) is not installed")
 def test_redis_benchmark_runs(process: NodeProcess) -> None:
     """A client that nobody here wrote: pipelines, random keys, no failed answer."""
-    (port,) = [found[1] for line in process.log if (found := re.search(r"clients of Redis at \S+:(\d+)", line))]
+    (port,) = [found[1] for line in process.log if (found := re.search(r"clients of Redis in at \S+:(\d+)", line))]
     command = [BENCHMARK, "-p", port, "-t", "ping,set,get", "-n", "500", "-c", "8", "-P", "4", "-d", "2000", "-r", "50", "-q", "-e"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert "GET" in done.stdout
