@@ -29,7 +29,8 @@ from kvpool.wire.guard import OPEN, Guard
 
 from .conftest import until
 
-SHORT = Waits(stranger_s=0.2, idle_s=60, command_s=0.2, answer_s=0.2, budget_s=0.2)
+SHORT_S = 0.2
+"""A deadline that is to pass; all others are left as long as they are, so that a slow machine fails no test."""
 Start = Callable[..., Awaitable["Site"]]
 
 
@@ -78,7 +79,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async def one(*, tls: bool = False, tokens: bool = False, mib: int = 16, **limits: Any) -> Site:
         guard = OPEN
         if tls or tokens:
-            new_token(tmp_path / "tokens", name="first", tenant=None, rights=["read"], now_s=0)
+            if not (tmp_path / "tokens").exists():
+                new_token(tmp_path / "tokens", name="first", tenant=None, rights=["read"], now_s=0)
             (tmp_path / "secret").write_bytes(b"s" * 32)
             guard = Guard(
                 security=authority.server() if tls else PLAIN,
@@ -212,11 +214,12 @@ async def test_tokens_are_not_taken_in_the_clear_from_a_network(tmp_path: Path) 
 
 async def test_strangers_have_little_room_and_little_time(start: Start) -> None:
     """Before AUTH a command is small, and comes soon, or the connection ends."""
-    site = await start(tokens=True, waits=SHORT)
+    site = await start(tokens=True)
     reader, writer = await site.raw()
     writer.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2000\r\n")
     assert b"bulk length" in await reader.read()
     writer.close()
+    site = await start(tokens=True, waits=Waits(stranger_s=SHORT_S))
     reader, writer = await site.raw()
     assert await reader.read() == b""
     writer.close()
@@ -225,7 +228,7 @@ async def test_strangers_have_little_room_and_little_time(start: Start) -> None:
 
 async def test_half_a_command_is_not_waited_for_for_ever(start: Start) -> None:
     """However slowly it goes on; what was set aside for it is given back."""
-    site = await start(waits=SHORT)
+    site = await start(waits=Waits(command_s=SHORT_S))
     reader, writer = await site.raw()
     writer.write(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\n")
     await until(lambda: site.door.in_hand_bytes > 0)
@@ -253,7 +256,7 @@ async def _drip(writer: asyncio.StreamWriter) -> None:
 
 async def test_client_that_takes_no_answers_is_cut(start: Start) -> None:
     """With its pipeline, and what was in hand for it."""
-    site = await start(waits=SHORT)
+    site = await start(waits=Waits(answer_s=SHORT_S))
     async with site.client() as one:
         await one.set("k", bytes(4 * MIB))
         _, writer = await site.raw()
@@ -261,7 +264,7 @@ async def test_client_that_takes_no_answers_is_cut(start: Start) -> None:
         await until(lambda: site.door.counters["resp_cut"] == 1)
         await until(lambda: site.door.in_hand_bytes == 0)
         writer.close()
-        assert await one.get("k") == bytes(4 * MIB)
+        assert await one.exists("k") == 1
 
 
 async def test_limits_of_a_command_end_the_connection(start: Start) -> None:
@@ -295,7 +298,7 @@ async def test_one_connection_too_many_is_turned_away(start: Start) -> None:
 
 async def test_bytes_in_hand_are_bounded_over_all_connections(start: Start) -> None:
     """A large value waits for others, for a while; small ones don't. A miss in a batch is an answer."""
-    site = await start(in_hand_bytes=MIB, waits=SHORT._replace(command_s=60))
+    site = await start(in_hand_bytes=MIB, waits=Waits(budget_s=SHORT_S))
     async with site.client() as one:
         await one.set("k", bytes(600 * KIB))
         _, writer = await site.raw()
@@ -317,13 +320,14 @@ async def test_bytes_in_hand_are_bounded_over_all_connections(start: Start) -> N
 
 async def test_budget_gives_what_comes_back_to_who_waits() -> None:
     """And only that; patience ends."""
-    budget = Budget(100, 0.05)
-    await budget.take(70)
+    hasty, patient = Budget(100, 0.01), Budget(100, 60)
+    for budget in (hasty, patient):
+        await budget.take(70)
+        await budget.take(20)
     with pytest.raises(LimitError):
-        await budget.take(31)
-    await budget.take(30)
-    waiting = asyncio.create_task(Budget.take(budget, 50))
+        await hasty.take(11)
+    waiting = asyncio.create_task(patient.take(50))
     await asyncio.sleep(0)
-    await budget.give(70)
+    await patient.give(70)
     await waiting
-    assert budget.left == 20
+    assert (hasty.left, patient.left) == (10, 30)
