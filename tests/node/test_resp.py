@@ -22,6 +22,8 @@ from kvpool.node.resp.frames import PARENT, frame_bytes, key_of, read, write
 from kvpool.node.service import NodeConfig, PoolNode
 from kvpool.testing.node_process import NodeProcess
 from kvpool.units import MIB
+from kvpool.wire.admin_client import AdminRpc
+from kvpool.wire.fence import NodeIdentity
 
 from .cluster_rig import Cluster
 from .conftest import until
@@ -234,6 +236,21 @@ async def test_clients_are_told_what_they_ask_when_they_connect(nodes: Nodes) ->
     writer.write(b"COMMAND DOCS\r\nCONFIG GET save\r\nCONFIG GET maxmemory\r\nCLIENT SETINFO lib-name x\r\nSELECT 0\r\nPING hi\r\nQUIT\r\n")
     assert await reader.read() == b"*0\r\n*2\r\n$4\r\nsave\r\n$0\r\n\r\n*0\r\n+OK\r\n+OK\r\n$2\r\nhi\r\n+OK\r\n"
     writer.close()
+
+
+async def test_operators_see_values_as_sound_blocks(nodes: Nodes) -> None:
+    """`kvpool verify`, `inspect` and `gc` know nothing of doors: a value is whole, and no orphan for want of its parent."""
+    node = await nodes()
+    async with client(node) as one:
+        await one.set("k", b"v" * 1000, ex=1000)
+        rpc = AdminRpc(node.address, NodeIdentity(node.node_id, node.incarnation))
+        (seen,) = await rpc.inspect([key_of(b"k", b"")], 10)
+        assert seen.size >= 1000
+        assert seen.ttl_left_ms is not None
+        assert (await rpc.gc(10, dry_run=True)).orphan_blocks == 0
+        seen_whole = await rpc.verify("dram", 10)
+        assert (seen_whole.checked, seen_whole.corrupt_count) == (1, 0)
+        await rpc.close()
 
 
 async def test_page_in_a_browser_gets_no_further_than_its_first_line(nodes: Nodes) -> None:

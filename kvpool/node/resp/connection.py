@@ -19,8 +19,8 @@ _TURN: Final = 64
 
 
 class Waits(NamedTuple):
-    """In seconds: until it is known who a client is, TLS included; between commands; until a command that has begun is whole; until a
-    client has taken an answer; for bytes that others have in hand."""
+    """In seconds: for the handshake of TLS, and from then until it is known who a client is; between commands; until a command that has
+    begun is whole; until a client has taken an answer; for bytes that others have in hand."""
 
     stranger_s: float = 10.0
     idle_s: float = 600.0
