@@ -86,7 +86,6 @@ async def test_consumer_has_just_the_full_blocks_that_can_be_found() -> None:
                 tables.append(filled(manager, keys, tokens))
             while tables and (len(tables) > 3 or rng.random() < 0.4):
                 manager.close(tables.pop(rng.randrange(len(tables))))
-            feed.apply(await anext(batches))
             while feed.sequence != events._events.sequence or not feed.complete:
                 feed.apply(await anext(batches))
             assert held(feed) == {key for key, (_, count) in manager._named.items() if count == SIZE}
