@@ -247,11 +247,12 @@ async def test_frozen_only_copy_is_waited_for(cluster: PoolCluster, client: Asyn
     """Where there is no other, a slow answer is better than none."""
     spots = await three(cluster, copies=1)
     chain = await stored(client)
-    spots[0].relay.freeze()
+    owner = asked_first(cluster, spots, chain)
+    owner.relay.freeze()
     work = asyncio.create_task(client.load(chain, 0, COUNTS, sink := Sink(), deadline_ns=soon()))
     await asyncio.sleep(0.3)
     assert not work.done()
-    spots[0].relay.mend()
+    owner.relay.mend()
     assert await work == BLOCKS
     assert sink == list(range(BLOCKS))
 
@@ -261,13 +262,14 @@ async def test_cancelled_load_gives_back_what_is_granted_later(cluster: PoolClus
     """A caller that goes away while a node sleeps leaves no lease there."""
     spots = await three(cluster, copies=1)
     chain = await stored(client)
-    spots[0].relay.freeze()
+    owner = asked_first(cluster, spots, chain)
+    owner.relay.freeze()
     work = asyncio.create_task(client.load(chain, 0, COUNTS, Sink(), deadline_ns=soon()))
     await asyncio.sleep(0.1)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
-    spots[0].relay.mend()
+    owner.relay.mend()
     await no_leases(spots)
 
 
