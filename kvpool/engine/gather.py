@@ -57,31 +57,8 @@ class _Landing:
             return self.arrived
 
 
-async def load(
-    store: BlockStore,
-    memory: Memory,
-    sharing: Sharing,
-    part: Part,
-    chain: Sequence[BlockKey],
-    counts: Sequence[int],
-    patience: Patience,
-) -> int:
-    """Load the last blocks of `chain` into the table of `part`; how many came, which are named then. `counts`: the tokens of each.
-
-    The load goes on for others that wait for it when the caller is cancelled.
-    """
-    task = asyncio.ensure_future(_Load(store, memory, sharing, part, chain, counts, patience).run())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        sharing.end(part)
-        if not part.wanted:
-            task.cancel()
-        raise
-
-
-class _Load:
-    """Blocks that are named as they come."""
+class Load:
+    """The last blocks of `chain` on their way into the table of `part`, named as they come. `counts`: the tokens of each."""
 
     def __init__(
         self,
@@ -103,7 +80,18 @@ class _Load:
         self._call.add_done_callback(self._over)
         part.loading = True
 
-    async def run(self) -> int:
+    async def came(self) -> int:
+        """Wait for it; how many blocks came. It goes on for others that wait for it when the caller is cancelled."""
+        task = asyncio.ensure_future(self._run())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._sharing.end(self._part)
+            if not self._part.wanted:
+                task.cancel()
+            raise
+
+    async def _run(self) -> int:
         """While it is worth it and somebody wants it; how many blocks came."""
         call, patience = self._call, self._patience
         try:

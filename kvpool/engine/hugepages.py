@@ -5,18 +5,14 @@ pages of 2 MiB the same pass of 8 tokens takes about a seventh less. The kernel 
 (`MADV_COLLAPSE`, Linux 6.1); an older one does it by and by, and where they are switched off nothing changes but the speed.
 """
 
-import ctypes
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvpool.units import KIB, MIB
+from kvpool.tier.pages import COLLAPSE, HUGE, HUGEPAGE, advise
+from kvpool.units import KIB
 
-_PAGE = 2 * MIB
 _GAP = 64 * KIB
 """What lies closer together than this is treated as one piece: an allocator's own notes lie between."""
-_HUGEPAGE, _COLLAPSE = 14, 25
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Span(NamedTuple):
@@ -41,7 +37,7 @@ def enlarge(spans: Iterable[Span]) -> int:
     """Ask for large pages under memory of this process that stays where it is; bytes that have them now."""
     done = 0
     for span in joined(spans):
-        start, end = -(-span.start // _PAGE) * _PAGE, span.end // _PAGE * _PAGE
-        if start < end and _libc.madvise(start, end - start, _HUGEPAGE) == 0 and _libc.madvise(start, end - start, _COLLAPSE) == 0:
+        start, end = -(-span.start // HUGE) * HUGE, span.end // HUGE * HUGE
+        if start < end and not advise(start, end - start, HUGEPAGE) and not advise(start, end - start, COLLAPSE):
             done += end - start
     return done

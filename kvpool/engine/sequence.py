@@ -13,7 +13,7 @@ from kvpool.engine.attention.reader import SessionReader
 from kvpool.engine.attention.settings import AttentionSettings
 from kvpool.engine.chain import Chain
 from kvpool.engine.coming import Part
-from kvpool.engine.gather import Streaming, load, stream
+from kvpool.engine.gather import Load, Streaming, stream
 from kvpool.engine.model import Model
 from kvpool.engine.paged.attention import Segment
 from kvpool.engine.patience import Patience
@@ -199,7 +199,7 @@ class Sequence:
                 came, work.alone, part.loading = self._streaming.blocks, True, True
                 self._coming = [(index, *block) for index, block in enumerate(wanted[:came], first)]
             else:
-                came = await load(store, memory, sharing, part, keys, counts, patience)
+                came = await Load(store, memory, sharing, part, keys, counts, patience).came()
             reached = max(here, first * size + sum(counts[:came]))
             self._load_ns += time.monotonic_ns() - now_ns
         have = min(work.usable, reached)

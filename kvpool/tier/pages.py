@@ -28,9 +28,9 @@ from kvpool.units import KIB, MIB
 Bytes = npt.NDArray[np.uint8]
 
 _POPULATE_WRITE: Final = 23  # linux/mman.h, since 5.14; Python's mmap module has no name for it
-_HUGEPAGE: Final = 14
-_COLLAPSE: Final = 25  # since 6.1
-_HUGE: Final = 2 * MIB
+HUGEPAGE: Final = 14
+COLLAPSE: Final = 25  # since 6.1
+HUGE: Final = 2 * MIB
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000  # Python's mmap module names it from 3.13 on
 _STEP: Final = 64 * MIB
@@ -49,14 +49,18 @@ _RANGE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 _BIG: Final = frozenset({"AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"})
 
 
+def advise(start: int, nbytes: int, advice: int) -> int:
+    """0, or the errno of `madvise` over `nbytes` bytes from the address `start`, which must be a page's."""
+    return 0 if _libc.madvise(start, nbytes, advice) == 0 else ctypes.get_errno()
+
+
 def _madvise(view: Bytes, advice: int) -> int:
-    """0, or the errno of `madvise` over `view` (its start must be a page's)."""
-    return 0 if _libc.madvise(view.ctypes.data, view.size, advice) == 0 else ctypes.get_errno()
+    return advise(view.ctypes.data, view.size, advice)
 
 
 def ask_for_huge_pages(view: Bytes) -> bool:
     """Ask the kernel for huge pages behind `view`; False where it has none for this kind of memory. Only a hint."""
-    return _madvise(view, _HUGEPAGE) == 0
+    return _madvise(view, HUGEPAGE) == 0
 
 
 def map_shared(descriptor: int, length: int, offset: int) -> Bytes:
@@ -64,8 +68,8 @@ def map_shared(descriptor: int, length: int, offset: int) -> Bytes:
 
     Unmapped with the last view of it. Raises `OSError`.
     """
-    place = reserve(length + _HUGE)
-    skip = (offset - np.frombuffer(place, np.uint8).ctypes.data) % _HUGE
+    place = reserve(length + HUGE)
+    skip = (offset - np.frombuffer(place, np.uint8).ctypes.data) % HUGE
     view = np.frombuffer(place, np.uint8, length, skip)  # nothing but the file's bytes: who locks a mapping locks all that its array has
     map_over(view.ctypes.data, length, mmap.PROT_READ | mmap.PROT_WRITE, descriptor, offset)
     return view
@@ -90,10 +94,10 @@ def make_huge(view: Bytes) -> None:
 
     To be called once the small pages are there (`populate`): making one of them takes a sixth of the time (0.3 s a GiB).
     """
-    start = -view.ctypes.data % _HUGE
-    end = start + (view.size - start) // _HUGE * _HUGE
+    start = -view.ctypes.data % HUGE
+    end = start + (view.size - start) // HUGE * HUGE
     for at in range(start, end, _STEP):
-        if _madvise(view[at : min(at + _STEP, end)], _COLLAPSE) in (errno.EINVAL, errno.ENOMEM):
+        if _madvise(view[at : min(at + _STEP, end)], COLLAPSE) in (errno.EINVAL, errno.ENOMEM):
             return  # not for this kind of memory, or there is no room: small pages do, too
 
 
