@@ -47,12 +47,15 @@ class FrameView(NamedTuple):
 
 
 class Framer:
-    """Writes and opens the frames of one `Namespace`. Never changes once made, so any thread may use it."""
+    """Writes and opens the frames of one `Namespace`. Never changes once made, so any thread may use it.
 
-    def __init__(self, namespace: Namespace, *, flags: h.Flags = h.Flags.PURE) -> None:
+    `geometry`: of these frames, where it isn't the namespace's, because a frame's size is not for all of them the same (`values.py`).
+    """
+
+    def __init__(self, namespace: Namespace, *, flags: h.Flags = h.Flags.PURE, geometry: Geometry | None = None) -> None:
         self.root: BlockKey = namespace.root()
         """The parent of a chain's first block."""
-        self.geometry: Geometry = namespace.geometry
+        self.geometry: Geometry = geometry or namespace.geometry
         self._fingerprint = namespace.fingerprint()
         self._flags = flags
         blank = BlockKey(bytes(KEY_BYTES))

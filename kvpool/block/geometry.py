@@ -20,8 +20,8 @@ MAX_BLOCK_TOKENS = 512
 MAX_PAYLOAD_BYTES = (1 << 32) - (1 << 16)
 """A frame (header and payload) must fit in an unsigned 32-bit length."""
 
-DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-DTYPE_CODES: dict[str, int] = {"float32": 1, "bfloat16": 2, "float16": 3}
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+DTYPE_CODES: dict[str, int] = {"float32": 1, "bfloat16": 2, "float16": 3, "uint8": 4}
 LAYOUT_LAYER_MAJOR = 1
 
 
@@ -39,8 +39,9 @@ class Segment(NamedTuple):
 class Geometry:
     """Shape of the blocks of one model (or of one tensor-parallel part of it).
 
-    `layers` in model order, `block_tokens` 1..512, `dtype` of the stored elements: "float32", "bfloat16" or "float16".
-    Raises `ConfigError` for anything else, and when a full block would not fit in a 32-bit length.
+    `layers` in model order, `block_tokens` 1..512, `dtype` of the stored elements: "float32", "bfloat16", "float16", or "uint8"
+    for bytes that only their owner understands. Raises `ConfigError` for anything else, and when a full block would not fit in a
+    32-bit length.
     """
 
     layers: tuple[LayerSpec, ...]

@@ -17,6 +17,7 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
+    "uint8": _BYTES,
 }
 """numpy has no bfloat16: its bits travel as uint16."""
 
@@ -70,6 +71,28 @@ def rows_of(chain: Sequence[BlockKey], blocks: Any, geometry: Geometry) -> Bytes
     if len(rows) != len(chain):
         raise ConfigError(f"the tokens make {len(chain)} blocks of {geometry.block_tokens}, but {len(rows)} were given")
     return rows
+
+
+def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
+    """A buffer's bytes, uint8 `[n]` over the same memory: of anything with a contiguous buffer, numpy array or CPU torch tensor.
+
+    Raises `ConfigError` for another thing, and with `writable` for one that is read-only.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(buffer, torch.Tensor):
+        if buffer.device.type != "cpu" or not buffer.is_contiguous():
+            raise ConfigError(f"a tensor must be contiguous and on the CPU, this one is on {buffer.device}, strides {buffer.stride()}")
+        buffer = buffer.detach().reshape(-1).view(torch.uint8).numpy()
+    try:
+        view = memoryview(buffer)
+        array: Bytes = np.frombuffer(view, _BYTES) if view.c_contiguous and view.nbytes else np.empty(0, _BYTES)
+    except (TypeError, ValueError, BufferError) as error:
+        raise ConfigError(f"a buffer is bytes, a memoryview, a numpy array or a CPU tensor: {error}") from None
+    if not view.c_contiguous:
+        raise ConfigError("a buffer must be contiguous in memory; copy it first")
+    if writable and view.readonly:
+        raise ConfigError("the buffer to read into is read-only")
+    return array
 
 
 def _numpy_of(blocks: Any, geometry: Geometry) -> Any:

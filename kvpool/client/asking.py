@@ -5,7 +5,7 @@ than it usually does (`health.py`). What is missing then is asked of the next in
 the search is over; after that it is given back. So a dead, frozen or cut-off node delays a search once, by little, where another
 node can answer, and where none can the search waits for it as long as its caller does.
 
-A search looks for a leading run: it stops asking for blocks behind one that nobody has.
+A search looks for a leading run: it stops asking for blocks behind one that nobody has. Values stand each for itself and are all asked for.
 """
 
 import asyncio
@@ -176,6 +176,8 @@ class Search:
         for position, place in enumerate(self.found):
             if place is None:
                 if position not in asked and self._holder(position) is None:
+                    if self._core.apart:
+                        continue
                     break
                 wanted.append(position)
         return wanted

@@ -61,6 +61,8 @@ class Core:
     ) -> None:
         self.namespace = namespace
         self.block_tokens = namespace.geometry.block_tokens
+        self.apart = False
+        """Whether the keys of a call stand each for itself, and are no chain: see `of_values`."""
         self.fingerprint = namespace.fingerprint().hex()
         self.framer = Framer(namespace)
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -81,6 +83,19 @@ class Core:
         view.fingerprint = view.namespace.fingerprint().hex()
         view.framer = Framer(view.namespace)
         view.here = self.here.salted(view.framer)
+        return view
+
+    def of_values(self, framer: Framer) -> "Core":
+        """The same connections, threads and buffers for values of one size, whose frames `framer` makes: a block each, of one token.
+
+        Such a block follows no other, is an extent of its own, and can be had or not whatever becomes of the others of its call.
+        """
+        view = copy.copy(self)
+        view.apart = True
+        view.framer = framer
+        view.here = self.here.salted(framer)
+        if framer.frame_bytes(1) > self.stages.nbytes:
+            view.stages = Stages(framer.frame_bytes(1))
         return view
 
     @property
@@ -112,7 +127,12 @@ class Core:
         if len(refs) == 1:  # then all blocks have it in common, and a small put is not to wait for hashes of its extents
             return [_alone(live[0].placed, self.copies)] * count, refs
         nodes = [ref.placed for ref in refs.values()]
-        return placements(chain, first, count, self.block_tokens, self.links.config.extent_tokens, nodes, self.copies), refs
+        extent_tokens = 1 if self.apart else self.links.config.extent_tokens
+        return placements(chain, first, count, self.block_tokens, extent_tokens, nodes, self.copies), refs
+
+    def sequence(self, chain: Sequence[BlockKey]) -> int:
+        """Tokens of the whole prompt that a chain is of; 0 where there is none."""
+        return 0 if self.apart else len(chain) * self.block_tokens
 
     async def move(self, transfer: Transfer, mover: Callable[[Framer, Stages, Touch], None], touch: Touch, length_ms: int) -> None:
         """Run `mover` in a worker thread, its leases kept alive meanwhile. A cancelled task stops the thread and waits for it first."""

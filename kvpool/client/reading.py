@@ -29,6 +29,11 @@ _HERE = (-1, ())
 
 async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int, known: list[bool] | None = None) -> int:
     """How many leading blocks of `chain` some node holds. Takes no lease. `known`: those that are there, from who has just looked."""
+    return leading(await present(core, chain, deadline_ns, known))
+
+
+async def present(core: Core, chain: Sequence[BlockKey], deadline_ns: int, known: list[bool] | None = None) -> list[bool]:
+    """Which blocks of `chain` some node holds, up to the first that none does, but of values all. As `lookup`."""
     await core.links.drop_ended()
     placed, refs = core.placed(chain, 0, len(chain))
 
@@ -36,16 +41,16 @@ async def lookup(core: Core, chain: Sequence[BlockKey], deadline_ns: int, known:
         return 0, await link.rpc.lookup([chain[i] for i in positions], timeout_s)
 
     if not placed:
-        return 0
+        return [False] * len(chain)
     holders = holders_of(core, placed, refs, near=False)
-    present = await Direct(core, holders, refs, chain, [core.block_tokens] * len(chain), deadline_ns).lookup(known)
-    if all(present):
-        return len(chain)
+    there = await Direct(core, holders, refs, chain, [core.block_tokens] * len(chain), deadline_ns).lookup(known)
+    if all(there):
+        return there
     search = Search(core, holders, refs, ask, deadline_ns)
-    for j in np.flatnonzero(present).tolist():
+    for j in np.flatnonzero(there).tolist():
         search.found[j] = _HERE
     await search.run()
-    return leading(search.found)
+    return [place is not None for place in search.found]
 
 
 async def load(core: Core, chain: Sequence[BlockKey], first: int, counts: Sequence[int], sink: Touch, deadline_ns: int) -> int:
@@ -74,7 +79,7 @@ async def load_into(
 ) -> int:
     """The same into `targets`, uint8 `[payload bytes]` each, in any order; those behind the leading run have unspecified bytes.
 
-    `got`: a byte a block, 1 where it has come already, from wherever a caller could get it directly.
+    `got`: a byte a block, 1 where it has come already, from wherever a caller could get it directly; then also where it has come by this.
     """
 
     def take(index: int, payload: Payload) -> None:
@@ -115,11 +120,15 @@ async def _load_leased(
 ) -> int:
     """Deliver what is missing in `got`; the length of the leading run then."""
     length_ms = lease_ms(sum(core.framer.frame_bytes(n) for n, came in zip(counts, got, strict=True) if not came), deadline_ns)
-    sequence = len(chain) * core.block_tokens
+    sequence = core.sequence(chain)
 
     async def ask(link: NodeLink, positions: list[int], fetch_from: tuple[str, ...], timeout_s: float) -> Answer:
         keys = [chain[first + j] for j in positions]
-        return await link.rpc.acquire(core.owner, length_ms, keys, timeout_s, sequence=sequence, fetch_from=fetch_from)
+        lease_id, places = await link.rpc.acquire(core.owner, length_ms, keys, timeout_s, sequence=sequence, fetch_from=fetch_from)
+        if core.apart:  # a value of another size isn't what is wanted
+            lengths = [core.framer.frame_bytes(counts[j]) for j in positions]
+            places = [place if place and place[1] == n else None for place, n in zip(places, lengths, strict=True)]
+        return lease_id, places
 
     search = Search(core, holders, refs, ask, deadline_ns)
     for j in range(len(got)):
@@ -131,11 +140,11 @@ async def _load_leased(
             await search.run()
             transfer = _transfer(core, search, chain, first, counts, got, deadline_ns)
             await core.move(transfer, transfer.read, sink, length_ms)
-            for index, _, _ in transfer.pieces[: transfer.done]:
+            for index in transfer.delivered:
                 got[index - first] = 1
             for number, indices in transfer.suspect.items():
                 suspect.setdefault(number, []).extend(chain[index] for index in indices)
-            if not _lose(search, transfer, leading(got), first):
+            if not _lose(search, transfer, got, first, apart=core.apart):
                 return leading(got)
     finally:
         core.let_go(search.leases, suspect)
@@ -144,13 +153,13 @@ async def _load_leased(
 def _transfer(
     core: Core, search: Search, chain: Sequence[BlockKey], first: int, counts: Sequence[int], got: bytearray, deadline_ns: int
 ) -> Transfer:
-    """The transfer of what was found and hasn't come yet, up to the first hole."""
+    """The transfer of what was found and hasn't come yet, up to the first hole, but of values all."""
     pieces: list[Piece] = []
     alone: set[int] = set()
     for j, place in enumerate(search.found):
-        if place is None:
+        if place is None and not core.apart:
             break
-        if got[j]:
+        if place is None or got[j]:
             continue
         number, (offset, length) = place
         pieces.append((first + j, length, ((number, offset),)))
@@ -163,18 +172,21 @@ def _transfer(
         counts={first + j: n for j, n in enumerate(counts)},
         deadline_ns=deadline_ns,
         hurried=set(range(len(search.leases))) - alone,
+        apart=core.apart,
     )
 
 
-def _lose(search: Search, transfer: Transfer, done: int, first: int) -> bool:
+def _lose(search: Search, transfer: Transfer, got: bytearray, first: int, *, apart: bool) -> bool:
     """Forget the places that turned out bad; whether another try could deliver more."""
     bad = transfer.lost | transfer.late | set(transfer.failed)
     damaged = {index - first for indices in transfer.suspect.values() for index in indices}
-    for j in range(done, len(search.found)):
+    missing = [j for j, came in enumerate(got) if not came]
+    for j in missing:
         place = search.found[j]
         if place is not None and (place[0] in bad or j in damaged):
             search.lose(j)
-    return done < len(search.found) and search.found[done] is None and bool(bad or damaged) and search.others(done)
+    wanted = missing if apart else missing[:1]
+    return bool(bad or damaged) and any(search.found[j] is None and search.others(j) for j in wanted)
 
 
 def holders_of(core: Core, placed: Sequence[Placement], refs: Mapping[str, NodeRef], *, near: bool) -> list[tuple[Holder, ...]]:

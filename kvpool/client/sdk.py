@@ -1,7 +1,5 @@
 """The SDK: put, get and look up blocks by tokens. `AsyncClient` for an event loop, `Client` for everybody else."""
 
-import asyncio
-import threading
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -16,11 +14,12 @@ from kvpool.client.access import own_namespace
 from kvpool.client.arrays import as_rows, new_blocks, rows_of
 from kvpool.client.choose import AUTO
 from kvpool.client.core import Checksums
+from kvpool.client.loops import LoopThread
 from kvpool.client.pool import AsyncPoolClient
 from kvpool.client.retention import Retention, check_retention
 from kvpool.client.views import View
 from kvpool.client.writing import Wish
-from kvpool.errors import ClosedError, ConfigError, DeadlineError, UnavailableError
+from kvpool.errors import ClosedError, ConfigError, UnavailableError
 from kvpool.units import SECOND
 from kvpool.wire.credentials import PLAIN, Security
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from kvpool.client.device import DeviceBlocks
 
 T = TypeVar("T")
-_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +131,7 @@ class Client:
         checksums: Checksums = "wire",
     ) -> None:
         self._timeout_s = timeout_s
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kvpool-client", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("kvpool-client")
         self._closed = False
         try:
             self._client = self._run(
@@ -144,7 +140,7 @@ class Client:
         except BaseException:
             self._stop()
             raise
-        self._nearby = self._client.pool.nearby(self._loop, timeout_s)
+        self._nearby = self._client.pool.nearby(self._loop.loop, timeout_s)
         self._geometry = self._client.pool.namespace.geometry
         self._block_tokens = self._geometry.block_tokens
         self._has_local_reach = transport in (AUTO, "shm")
@@ -241,18 +237,11 @@ class Client:
         if self._closed:
             work.close()
             self._check_open()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(self._timeout_s + _GRACE_S)
-        except TimeoutError as error:
-            future.cancel()
-            raise DeadlineError(f"the pool took longer than {self._timeout_s + _GRACE_S:.1f} s") from error
+        return self._loop.run(work, self._timeout_s)
 
     def _stop(self) -> None:
         self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_GRACE_S)
-        self._loop.close()
+        self._loop.stop()
 
 
 async def connect_async(

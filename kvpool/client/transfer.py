@@ -84,7 +84,8 @@ class Transfer:
     """One batch of blocks under way between a caller's memory and the places that `leases` cover, which `pieces` name by number.
 
     `pieces` are in the order of the chain; `counts` gives each block's tokens by its index in `chain`. The bytes of a lease in
-    `hurried` are wanted from this node only as long as it is quick: there is another one.
+    `hurried` are wanted from this node only as long as it is quick: there is another one. With `apart` the blocks are no chain: none
+    follows another, and one that can't be had ends nothing.
     """
 
     leases: Sequence[Lease]
@@ -93,6 +94,7 @@ class Transfer:
     counts: Mapping[int, int]
     deadline_ns: int
     hurried: Collection[int] = ()
+    apart: bool = False
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set it to end the transfer between two windows."""
     lost: set[int] = field(default_factory=set)
@@ -105,6 +107,8 @@ class Transfer:
     """Leases under which bytes have moved."""
     done: int = 0
     """Blocks delivered or written so far, whether or not there were failures after."""
+    delivered: list[int] = field(default_factory=list)
+    """Indices of the blocks that were read and handed on."""
     written: dict[int, list[int]] = field(default_factory=dict)
     """Indices of the blocks that were written whole, by lease."""
     suspect: dict[int, list[int]] = field(default_factory=dict)
@@ -119,18 +123,21 @@ class Transfer:
         for window, buffer in self._windows(stages):
             moved = set[int]()
             for number, runs in window.runs.items():
-                if not self._move(number, runs, buffer, lambda reach: reach.read):
+                if self._move(number, runs, buffer, lambda reach: reach.read):
+                    moved.add(number)
+                elif not self.apart:
                     break
-                moved.add(number)
             for (index, at, length), (number,) in zip(window.spots, window.leases, strict=True):
-                if number not in moved:
-                    return
-                payload = _open(framer, buffer[at : at + length], self.chain[index], self.counts[index])
-                if payload is None:
+                payload = _open(framer, buffer[at : at + length], self.chain[index], self.counts[index]) if number in moved else None
+                if payload is not None:
+                    sink(index, payload)
+                    self.done += 1
+                    self.delivered.append(index)
+                    continue
+                if number in moved:
                     self.suspect.setdefault(number, []).append(index)
+                if not self.apart:
                     return
-                sink(index, payload)
-                self.done += 1
 
     def write(self, framer: Framer, stages: Stages, fill: Touch) -> None:
         """Fill, stamp and write the pieces, each to all of its places; a place that fails stops none of the others."""
@@ -141,7 +148,8 @@ class Transfer:
                 if numbers:
                     frame = buffer[at : at + length]
                     fill(index, frame[framer.header_bytes :])
-                    framer.stamp(frame, self.chain[index], self.chain[index - 1] if index else framer.root, self.counts[index])
+                    parent = self.chain[index - 1] if index and not self.apart else framer.root
+                    framer.stamp(frame, self.chain[index], parent, self.counts[index])
             moved = {number for number in usable if self._move(number, window.runs[number], buffer, lambda reach: reach.write)}
             for (index, _, _), numbers in zip(window.spots, wanted, strict=True):
                 for number in numbers & moved:

@@ -42,10 +42,11 @@ PATIENCE_NS = SECOND // 2
 
 
 class Stored(NamedTuple):
-    """How many of the blocks some node now has, and how many copies of those are missing on nodes that should have one."""
+    """How many of the blocks some node now has, how many copies of those are missing on nodes that should have one, and which those are."""
 
     held: int
     missing: int
+    has: Sequence[bool]
 
 
 class Wish(NamedTuple):
@@ -84,17 +85,17 @@ async def store(
     await core.links.drop_ended()
     placed, refs = core.placed(chain, first, len(counts))
     if not placed or seconds_left(deadline_ns) <= 0:
-        return Stored(0, 0)
+        return Stored(0, 0, [False] * len(counts))
     groups = _groups(core, placed, refs, also)
     has: list[set[str]] = [set() for _ in counts]
     if not any(group.near for group in groups):
         await _put_home(core, placed, groups, chain, first, counts, fill, has, deadline_ns, wish)
         if all(has):
-            return Stored(len(has), 0)
+            return Stored(len(has), 0, [True] * len(has))
         groups = [group._replace(positions=[j for j in group.positions if not has[j]]) for group in groups]
     length_ms = lease_ms(sum(map(core.framer.frame_bytes, counts)), deadline_ns)
     blocks = [_reservation(core, chain, first + j, n_tokens, wish) for j, n_tokens in enumerate(counts)]
-    sequence = len(chain) * core.block_tokens
+    sequence = core.sequence(chain)
 
     async def reserve(group: _Group, link: NodeLink, timeout_s: float) -> Answer:
         wanted, tenant = [blocks[j] for j in group.positions], wish.tenant
@@ -130,7 +131,7 @@ async def store(
         left = [number for number in range(len(leases)) if number not in ended and (transfer is None or transfer.settled(number))]
         core.let_go([leases[number] for number in left], {})
     missing = sum(len(set(one.targets) - got) for one, got in zip(placed, has, strict=True) if got)
-    return Stored(sum(map(bool, has)), missing)
+    return Stored(sum(map(bool, has)), missing, [bool(nodes) for nodes in has])
 
 
 def home_of(core: Core, placed: Sequence[Placement]) -> LocalReach | None:
@@ -179,14 +180,15 @@ def batch_of(
     if wish.retention:
         blocks = [_reservation(core, chain, index, n_tokens, wish) for index, n_tokens in zip(indices, counts, strict=True)]
     else:  # by columns: a large put waits for it
-        keys, parents = [chain[i] for i in indices], [chain[i - 1] if i else b"" for i in indices]
-        depths, lengths = [i * core.block_tokens for i in indices], {n: core.framer.frame_bytes(n) for n in set(counts)}
+        keys, lengths = [chain[i] for i in indices], {n: core.framer.frame_bytes(n) for n in set(counts)}
+        parents = [b""] * len(keys) if core.apart else [chain[i - 1] if i else b"" for i in indices]
+        depths = [0] * len(keys) if core.apart else [i * core.block_tokens for i in indices]
         blocks = list(map(Reservation, keys, parents, depths, map(lengths.__getitem__, counts), repeat(wish.ttl_ns // MS)))
-    return Batch(blocks, counts, write, core.framer, len(chain) * core.block_tokens, wish.tenant, lacking_only)
+    return Batch(blocks, counts, write, core.framer, core.sequence(chain), wish.tenant, lacking_only)
 
 
 def _reservation(core: Core, chain: Sequence[BlockKey], index: int, n_tokens: int, wish: Wish) -> Reservation:
-    start, parent = index * core.block_tokens, chain[index - 1] if index else b""
+    start, parent = (0, b"") if core.apart or not index else (index * core.block_tokens, chain[index - 1])
     rank = priority_of(wish.retention, start, start + n_tokens)
     return Reservation(chain[index], parent, start, core.framer.frame_bytes(n_tokens), wish.ttl_ns // MS, *rank)
 

@@ -44,7 +44,8 @@ class PoolCluster:
 
     def __init__(self, directory: Path, capacity_bytes: int = 16 * MIB) -> None:
         self.spots: list[Spot] = []
-        self.membership = open_membership(f"memory://{uuid.uuid4().hex}")
+        self.url = f"memory://{uuid.uuid4().hex}"
+        self.membership = open_membership(self.url)
         self._directory = directory
         self._capacity_bytes = capacity_bytes
 

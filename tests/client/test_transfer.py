@@ -1,6 +1,7 @@
 """The blocking half of a transfer, over the in-memory reach."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,18 @@ def test_read_stops_at_a_damaged_frame_and_names_it() -> None:
     transfer.read(FRAMER, world.stages, sink)
     assert sink == [0, 1]
     assert (transfer.done, transfer.suspect) == (2, {0: [2]})
+
+
+def test_read_of_values_goes_on_behind_a_damaged_one() -> None:
+    """They are no chain: each is worth having by itself, and follows nothing."""
+    sink, world = Sink(), World()
+    values = [replace(world.transfer(range(6)), apart=True) for _ in range(2)]
+    values[0].write(FRAMER, world.stages, fill)
+    parents = {FRAMER.open(world.arena[i * LENGTH : (i + 1) * LENGTH], CHAIN[i]).parent for i in range(6)}
+    world.arena[2 * LENGTH + FRAMER.header_bytes] ^= 1
+    values[1].read(FRAMER, world.stages, sink)
+    assert sink == values[1].delivered == [0, 1, 3, 4, 5]
+    assert (values[1].done, values[1].suspect, parents) == (5, {0: [2]}, {FRAMER.root})
 
 
 def test_frame_of_another_block_or_another_length_is_not_delivered() -> None:
