@@ -27,10 +27,11 @@ _LEFT_BEHIND = ("vllm", "psm_", "sem.", "lmcache", "torch_")
 
 
 class StockProcess:
-    """One server: `url` is where it serves HTTP, `/health` answers 200 once it is ready. A context manager: starts, then stops."""
+    """One server: `url` is where it serves HTTP, `health` answers 200 once it is ready. A context manager: starts, then stops."""
 
-    def __init__(self, argv: Sequence[str], *, url: str, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], *, url: str, log: Path, env: Mapping[str, str], health: str = "/health") -> None:
         self.url, self.log = url, log
+        self._health = health
         self._argv = list(argv)
         self._env = {**os.environ, **env}
         self._child: Child | None = None
@@ -89,7 +90,7 @@ class StockProcess:
 
     def _healthy(self) -> bool:
         try:
-            self.ask("/health", timeout_s=5)
+            self.ask(self._health, timeout_s=5)
         except (OSError, AssertionError):
             return False
         return True
@@ -178,6 +179,23 @@ class VllmServer(StockProcess):
     def forget(self) -> None:
         """Clear its own prefix cache; what connectors hold elsewhere stays."""
         self.ask("/reset_prefix_cache", {})
+
+
+class LmcacheServer(StockProcess):
+    """LMCache's server in its mode of a process of its own, with memory only; `transfer` is what a vLLM that is to use it is given."""
+
+    def __init__(self, python: str, log: Path, *, gib: int = 1, flags: Sequence[str] = ()) -> None:
+        port, http = free_ports(2)
+        argv = [python, "-m", "lmcache.cli.main", "server", "--port", str(port), "--http-port", str(http)]
+        argv += ["--l1-size-gb", str(gib), "--chunk-size", "256", "--eviction-policy", "LRU", "--disable-observability"]
+        argv += ["--supported-transfer-mode", "engine_driven", *flags]
+        env = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
+        super().__init__(argv, url=f"http://127.0.0.1:{http}", log=log, env=env, health="/healthcheck")
+        self.transfer = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+        }
 
 
 def free_ports(count: int) -> list[int]:
