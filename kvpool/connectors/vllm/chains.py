@@ -8,9 +8,10 @@ no names then, and are not cached. The content of an adapter is in neither, so t
 """
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from kvpool.block import BlockKey
 
@@ -42,7 +43,7 @@ class Names:
         tokens, size = self._request.all_token_ids, self._block_tokens
         name = self._names[-1] if have else hashlib.sha256(_SEED + self._seed).digest()
         for at in range(have * size, min(count, len(tokens) // size) * size, size):
-            name = hashlib.sha256(name + array("I", tokens[at : at + size]).tobytes()).digest()
+            name = hashlib.sha256(name + np.asarray(tokens[at : at + size], "<u4").tobytes()).digest()
             self._names.append(name)
 
 

@@ -105,7 +105,8 @@ class Scheduler:
             return 0, False
         names = one.names.upto(request.num_tokens // self._shape.block_tokens)
         one.found = self._look(names)
-        one.saved = max(one.saved, one.found)
+        if not one.spent:
+            one.saved = max(one.saved, one.found)
         limit = min(one.found, (request.num_tokens - 1) // self._shape.block_tokens)  # one token at least is computed
         count = limit - one.local
         if not self._shape.loads or one.spent or count < self._settings.min_blocks:
