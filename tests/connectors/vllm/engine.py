@@ -43,7 +43,7 @@ class BlockPool:
     """The engine's blocks, and who uses them."""
 
     def __init__(self, count: int = 32) -> None:
-        self.blocks = [SimpleNamespace(block_id=number, ref_cnt=0, is_null=number == 0) for number in range(count)]
+        self.blocks: Sequence[Any] = [SimpleNamespace(block_id=number, ref_cnt=0, is_null=number == 0) for number in range(count)]
 
     def touch(self, blocks: Sequence[Any]) -> None:
         for block in blocks:

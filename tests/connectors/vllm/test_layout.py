@@ -8,7 +8,7 @@ from kvpool.errors import ConfigError
 
 
 def planes(tensor: torch.Tensor, blocks: int) -> list[Plane]:
-    return planes_of(tensor.shape, tensor.stride(), tensor.element_size(), tensor.storage_offset(), blocks)
+    return planes_of(tensor.shape, tensor.stride(), tensor.element_size(), int(tensor.storage_offset()), blocks)
 
 
 def test_blocks_first_are_one_run_each() -> None:
