@@ -10,7 +10,7 @@ at that one sequence number, and nothing had to stand still meanwhile. Part 1 be
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvpool.block import BlockKey
 
@@ -31,12 +31,25 @@ Stored = tuple[BlockKey, BlockKey | None, int, int]
 """(key, parent or None for the first block of a chain, tokens before the block, tier). A tuple: there is one a block."""
 
 
+class Pressure(NamedTuple):
+    """How scarce memory is at who tells: what may come in before something has to leave, and what each token more costs then.
+
+    `free`: tokens in a worker, bytes in a node. `price`: in tokens to compute again (`policy/price.py`). 0 from one that doesn't say.
+    """
+
+    free: int = 0
+    price: float = 0.0
+
+
+NO_PRESSURE: Final = Pressure()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventBatch:
     """A step from `after` to `sequence` in the life `incarnation` of a node. `stored` and `removed` name each block at most once, together.
 
     `part`: 0 for changes, else the number of this part of a snapshot, which has `after == sequence` and no `removed`; `last`: the
-    snapshot is complete with it.
+    snapshot is complete with it. `pressure`: of the moment in which it was sent.
     """
 
     incarnation: int
@@ -46,6 +59,7 @@ class EventBatch:
     removed: tuple[BlockKey, ...] = ()
     part: int = 0
     last: bool = False
+    pressure: Pressure = NO_PRESSURE
 
     def __post_init__(self) -> None:
         if not 0 <= self.after <= self.sequence or (self.part and (self.removed or self.after != self.sequence)):
