@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/events.proto\x12\tkvpool.v1\"5\n\x0cWatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xb1\x01\n\nEventBatch\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x0f\n\x07parents\x18\x05 \x01(\x0c\x12\x12\n\x06\x64\x65pths\x18\x06 \x03(\rB\x02\x10\x01\x12\r\n\x05tiers\x18\x07 \x01(\x0c\x12\x0f\n\x07removed\x18\x08 \x01(\x0c\x12\x0c\n\x04part\x18\t \x01(\r\x12\x0c\n\x04last\x18\n \x01(\x08\x32\x43\n\x06\x45vents\x12\x39\n\x05Watch\x12\x17.kvpool.v1.WatchRequest\x1a\x15.kvpool.v1.EventBatch0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpool/wire/gen/events.proto\x12\tkvpool.v1\"5\n\x0cWatchRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\xd8\x01\n\nEventBatch\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x0f\n\x07parents\x18\x05 \x01(\x0c\x12\x12\n\x06\x64\x65pths\x18\x06 \x03(\rB\x02\x10\x01\x12\r\n\x05tiers\x18\x07 \x01(\x0c\x12\x0f\n\x07removed\x18\x08 \x01(\x0c\x12\x0c\n\x04part\x18\t \x01(\r\x12\x0c\n\x04last\x18\n \x01(\x08\x12%\n\x08pressure\x18\x0b \x01(\x0b\x32\x13.kvpool.v1.Pressure\"\'\n\x08Pressure\x12\x0c\n\x04\x66ree\x18\x01 \x01(\x04\x12\r\n\x05price\x18\x02 \x01(\x01\x32\x43\n\x06\x45vents\x12\x39\n\x05Watch\x12\x17.kvpool.v1.WatchRequest\x1a\x15.kvpool.v1.EventBatch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHREQUEST']._serialized_start=43
   _globals['_WATCHREQUEST']._serialized_end=96
   _globals['_EVENTBATCH']._serialized_start=99
-  _globals['_EVENTBATCH']._serialized_end=276
-  _globals['_EVENTS']._serialized_start=278
-  _globals['_EVENTS']._serialized_end=345
+  _globals['_EVENTBATCH']._serialized_end=315
+  _globals['_PRESSURE']._serialized_start=317
+  _globals['_PRESSURE']._serialized_end=356
+  _globals['_EVENTS']._serialized_start=358
+  _globals['_EVENTS']._serialized_end=425
 # @@protoc_insertion_point(module_scope)
