@@ -188,8 +188,9 @@ class Chooser:
         if seen is None:
             seen = moment[id(keys)] = self._holdings.see(need, worker)
         resident = self._holdings.resident(need, worker, seen)
-        elsewhere, capacity = worker.elsewhere, worker.said.kv_tokens
-        in_use = worker.decode_tokens + elsewhere.decode_tokens
+        elsewhere, here, pool = worker.elsewhere, self._holdings.pressure(worker.ref), seen.pressure
+        learnt = self.learnt(worker.ref.role)
+        token_s = 0.0 if learnt is None else learnt.estimate.token_s(worker.ref)
         return Candidate(
             worker=worker.ref,
             resident_tokens=resident,
@@ -197,9 +198,12 @@ class Chooser:
             active=worker.load,
             queued=worker.queued + elsewhere.queued,
             backlog_tokens=worker.backlog_tokens + elsewhere.backlog_tokens,
-            decode_tokens=in_use,
-            decode_capacity=capacity,
-            free_tokens=max(0, capacity - in_use),
+            decode_tokens=worker.decode_tokens + elsewhere.decode_tokens,
+            decode_capacity=worker.said.kv_tokens,
+            free_tokens=here.free,
+            price_s=here.price * token_s,
+            pool_free_tokens=pool.free // worker.said.token_bytes if worker.said.token_bytes else 0,
+            pool_price_s=pool.price * token_s,
             suspect=self._fleet.suspected(worker),
         )
 

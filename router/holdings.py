@@ -11,7 +11,7 @@ from kvpool.cluster import Identity, Member
 from kvpool.policy.placement import NodeState
 from kvpool.policy.prefix import Match, PrefixIndex, Reach
 from kvpool.policy.routing import Source, Tier, WorkerRef
-from kvpool.request.events import BESIDE
+from kvpool.request.events import BESIDE, NO_PRESSURE, Pressure
 from router.feeds import Feeds
 from router.need import Need
 from router.pool import PoolView, placed_nodes
@@ -82,7 +82,20 @@ class Holdings:
 
     def see(self, need: Need, worker: Worker) -> "Seen":
         """Who holds what of the prompt, in the worker's namespace. Of the moment."""
-        return Seen(self.index.match(need.keys(worker)), self._nodes())
+        return Seen(self.index.match(need.keys(worker)), self._nodes(), self.pool_pressure())
+
+    def pressure(self, holder: WorkerRef) -> Pressure:
+        """How scarce memory is in a worker or a node, as it said last."""
+        return NO_PRESSURE if self._feeds is None else self._feeds.pressure(holder)
+
+    def nodes(self) -> tuple[WorkerRef, ...]:
+        """The pool's nodes that live."""
+        return self._nodes().refs
+
+    def pool_pressure(self) -> Pressure:
+        """The same of all nodes together, in bytes: a block goes to any of them."""
+        each = [self.pressure(node) for node in self.nodes()]
+        return Pressure(sum(one.free for one in each), sum(one.price for one in each) / len(each)) if each else NO_PRESSURE
 
     def learn(self, worker: Worker, need: Need, generated: list[int] | None = None) -> None:
         """`worker` holds the prompt, and the answer if it is given: it has just worked with it. One that tells says so itself."""
@@ -133,9 +146,11 @@ class Nodes(NamedTuple):
 class Seen:
     """What is known of one prompt at one moment; what the pool holds is worked out once for each host."""
 
-    def __init__(self, match: Match[WorkerRef], nodes: Nodes) -> None:
+    def __init__(self, match: Match[WorkerRef], nodes: Nodes, pressure: Pressure) -> None:
+        """`pressure`: that of the pool."""
         self.match = match
         self.nodes = nodes
+        self.pressure = pressure
         self._sources: dict[str, list[Source]] = {}
 
     def sources_at(self, host: str, block_tokens: int) -> list[Source]:

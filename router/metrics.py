@@ -105,10 +105,20 @@ class _Inside(Collector):
         yield _counters(
             "feed_events", "What came by the feeds of the index, and what went wrong", "what", self._dispatcher.holdings.counts()
         )
+        yield _prices(self._dispatcher)
         choices = CounterMetricFamily(_NAME + "choices", "Choices of a worker, by what decided", labels=["policy", "role", "by"])
         for (role, why), count in sorted(chooser.chosen.items()):
             choices.add_metric([chooser.policy, role, why], count)
         yield choices
+
+
+def _prices(dispatcher: Dispatcher) -> Metric:
+    what = "Tokens to compute again for each token that comes into a memory that is full, by whose memory it is"
+    family = GaugeMetricFamily(_NAME + "memory_price", what, labels=["role", "id"])
+    workers = (worker.ref for role in ROLES for worker in dispatcher.fleet.alive(role))
+    for ref in (*workers, *dispatcher.holdings.nodes()):
+        family.add_metric([ref.role, ref.id], dispatcher.holdings.pressure(ref).price)
+    return family
 
 
 def _counters(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:

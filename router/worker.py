@@ -42,8 +42,8 @@ class Said(NamedTuple):
     """What a worker says about itself in its member record.
 
     `fields`: its namespace's canonical bytes without a salt, b"" from one that doesn't say; `host`: on which machine, "" the same way;
-    `slots`: requests it serves at once, and `kv_tokens`: tokens it has KV memory for, 0 from one that doesn't say; `attention`: what its
-    answers are read with unless a request says, "" from one that knows of no techniques.
+    `slots`: requests it serves at once, `kv_tokens`: tokens it has KV memory for, `token_bytes`: KV of one, 0 from one that doesn't say;
+    `attention`: what its answers are read with unless a request says, "" from one that knows of no techniques.
     """
 
     root: bytes
@@ -54,6 +54,7 @@ class Said(NamedTuple):
     slots: int
     kv_tokens: int
     attention: str = ""
+    token_bytes: int = 0
 
     @classmethod
     def of(cls, info: Mapping[str, str]) -> Self:
@@ -68,6 +69,7 @@ class Said(NamedTuple):
                 slots=int(info.get("slots", "0")),
                 kv_tokens=int(info.get("kv_tokens", "0")),
                 attention=info.get("attention", ""),
+                token_bytes=int(info.get("token_bytes", "0")),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(f"its info is unusable ({error!r})") from None
@@ -76,7 +78,7 @@ class Said(NamedTuple):
         if said.attention:
             parse_attention(said.attention)
         in_range = len(said.root) == KEY_BYTES and 1 <= said.block_tokens <= MAX_BLOCK_TOKENS and said.context_tokens >= 1
-        if not in_range or said.slots < 0 or said.kv_tokens < 0:
+        if not in_range or min(said.slots, said.kv_tokens, said.token_bytes) < 0:
             raise ConfigError(f"its info is out of range: {dict(info)}")
         return said
 

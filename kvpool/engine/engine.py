@@ -11,7 +11,7 @@ Nothing here depends on the pool: what it doesn't deliver in time is computed, w
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -24,6 +24,7 @@ from kvpool.engine.driver import Driver, Machine
 from kvpool.engine.events import WorkerEvents
 from kvpool.engine.model import Model
 from kvpool.engine.paged.blocks import BlockManager
+from kvpool.engine.paged.kept import LOADED
 from kvpool.engine.prefill import Rate
 from kvpool.engine.publisher import Memory
 from kvpool.engine.schedule.scheduler import Scheduler
@@ -68,10 +69,11 @@ class Engine:
         self.context_tokens = min(model.context_tokens, settings.kv_bytes // model.geometry.bytes_per_token)
         self.events = WorkerEvents()
         """What is resident, as it changes."""
-        manager = _manager(model, settings, self.context_tokens, self.events)
+        self._rate, loads = Rate(), Rate()
+        manager = _manager(model, settings, self.context_tokens, self.events, lambda: _share(self._rate, loads))
+        self.events.presses(lambda: manager.pressure)
         self._kv = make_store(model.geometry, manager.capacity, model.device, settings.layout)
         self._compute = ComputeThread(settings.threads)
-        self._rate = Rate()
         self._scheduler = Scheduler(
             manager,
             max_active=settings.max_active,
@@ -82,7 +84,9 @@ class Engine:
         self._driver = Driver(Machine(model, self._kv, self._compute, self._rate, settings.steady), self._scheduler)
         memory = Memory(self._kv, manager, self._driver.wake)
         sharing = Sharing(manager, self._driver.wake)
-        self._parts = Parts(model=model, store=store, memory=memory, sharing=sharing, rate=self._rate, root=model.namespace.root())
+        self._parts = Parts(
+            model=model, store=store, memory=memory, sharing=sharing, rate=self._rate, loads=loads, root=model.namespace.root()
+        )
         self._scopes = Scopes(self._parts)
         self._attention = settings.attention
         check_attention(settings.attention, model.frequencies)
@@ -268,7 +272,9 @@ class Engine:
         task.add_done_callback(self._background.discard)
 
 
-def _manager(model: Model, settings: EngineSettings, context_tokens: int, listener: WorkerEvents) -> BlockManager:
+def _manager(
+    model: Model, settings: EngineSettings, context_tokens: int, listener: WorkerEvents, load_share: Callable[[], float]
+) -> BlockManager:
     """Blocks for the active sequences, as many as they can come to need, and for those that stay; one to spare for a copy."""
     geometry = model.geometry
     block_bytes = geometry.bytes_per_token * geometry.block_tokens
@@ -276,4 +282,9 @@ def _manager(model: Model, settings: EngineSettings, context_tokens: int, listen
     keep = settings.resident_bytes // block_bytes
     active = max(1, min(settings.kv_bytes // block_bytes, most))
     capacity = active + min(keep, 4 * most) + 1
-    return BlockManager(capacity=capacity, block_tokens=geometry.block_tokens, keep=keep, listener=listener)
+    return BlockManager(capacity=capacity, block_tokens=geometry.block_tokens, keep=keep, listener=listener, load_share=load_share)
+
+
+def _share(computing: Rate, loading: Rate) -> float:
+    """What loading a token takes of the time that computing one does."""
+    return computing.tokens_per_s / loading.tokens_per_s if computing.tokens_per_s and loading.tokens_per_s else LOADED

@@ -7,12 +7,12 @@ follow it.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 from kvpool.block import BlockKey
 from kvpool.pool.events import KvEvents
-from kvpool.request.events import BESIDE, MAX_WATCHERS, EventBatch
+from kvpool.request.events import BESIDE, MAX_WATCHERS, EventBatch, Pressure
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.telling import Teller
 
@@ -46,6 +46,10 @@ class WorkerEvents:
         """It can't be found any more."""
         self._events.removed(BESIDE, key)
         self._teller.tell()
+
+    def presses(self, pressure: Callable[[], Pressure]) -> None:
+        """`pressure` says how scarce the worker's memory is; it goes with each batch."""
+        self._teller.pressure = pressure
 
     def close(self) -> None:
         """End the consumers' streams."""

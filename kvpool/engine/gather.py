@@ -72,7 +72,7 @@ class Load:
     ) -> None:
         first = len(chain) - len(counts)
         self._memory, self._sharing, self._part, self._patience = memory, sharing, part, patience
-        self._keys, self._counts = chain[first:], counts
+        self._chain, self._first, self._counts = chain, first, counts
         self._blocks = memory.manager.hold(part.work.table.blocks[first : len(chain)])
         self._landing = _Landing(memory, first, self._blocks, counts)
         self._named = 0
@@ -109,9 +109,11 @@ class Load:
 
     def _name(self) -> None:
         """Others may find the blocks that have come."""
-        came = range(self._named, self._landing.arrived)
+        came, manager, size = range(self._named, self._landing.arrived), self._memory.manager, self._memory.manager.block_tokens
         for index in came:
-            self._memory.manager.name(self._keys[index], self._blocks[index], self._counts[index])
+            at = self._first + index
+            manager.name(self._chain[at], self._blocks[index], self._counts[index], self._chain[at - 1] if at else None, at * size)
+        manager.pooled(self._blocks[index] for index in came if self._counts[index] == size)
         if came:
             self._named = came.stop
             self._sharing.moved()

@@ -114,6 +114,8 @@ class Publisher:
 
             deadline_ns = time.monotonic_ns() + PUSH_NS
             present = await self._store.store(chain, first, counts, fill, deadline_ns=deadline_ns, ttl_ns=ttl_ns, also=self._also)
+            if not ttl_ns:
+                self._memory.manager.pooled(blocks[:present])
         finally:
             self._memory.manager.let_go(blocks)
             self._memory.freed()

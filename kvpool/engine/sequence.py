@@ -42,6 +42,7 @@ class Parts:
     memory: Memory
     sharing: Sharing
     rate: Rate
+    loads: Rate
     root: bytes
 
     @property
@@ -201,7 +202,10 @@ class Sequence:
             else:
                 came = await Load(store, memory, sharing, part, keys, counts, patience).came()
             reached = max(here, first * size + sum(counts[:came]))
-            self._load_ns += time.monotonic_ns() - now_ns
+            took_ns = time.monotonic_ns() - now_ns
+            self._load_ns += took_ns
+            if self._streaming is None:
+                self._parts.loads.add(sum(counts[:came]), took_ns)
         have = min(work.usable, reached)
         self._here = here
         if self._publisher is None:
@@ -314,6 +318,7 @@ class Sequence:
     def _name_found(self, found: list[tuple[int, BlockKey, int]]) -> None:
         for index, key, count in found:
             self._name_one(index, key, count)
+        self._parts.memory.manager.pooled(self.work.table.blocks[index] for index, *_ in found)
 
     def _name(self) -> None:
         """Others may find the blocks that are full and pure."""

@@ -141,6 +141,7 @@ class WorkerApp:
             "max_tokens": str(engine.context_tokens),
             "slots": str(self._config.settings.max_active),
             "kv_tokens": str(self._config.settings.kv_bytes // self._model.geometry.bytes_per_token),
+            "token_bytes": str(self._model.geometry.bytes_per_token),
             "host": host_boot_id(),
             "events": "{}/{}".format(*engine.events.identity),
             "attention": spell_attention(self._config.settings.attention),

@@ -11,7 +11,7 @@ are told to be gone when their time is over.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
 from kvpool.block import BlockKey
@@ -19,7 +19,7 @@ from kvpool.clock import Clock
 from kvpool.pool.deadlines import Deadlines
 from kvpool.pool.events import DEFAULT_RING, KvEvents
 from kvpool.pool.resident import Resident, State
-from kvpool.request.events import BELOW, BESIDE, DRAM, MAX_WATCHERS, EventBatch
+from kvpool.request.events import BELOW, BESIDE, DRAM, MAX_WATCHERS, EventBatch, Pressure
 from kvpool.tier.contract import Entry, Tier, TierWatcher, is_expired
 from kvpool.tier.memory import unix_ms
 from kvpool.units import MS
@@ -69,6 +69,10 @@ class NodeEvents:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+
+    def presses(self, pressure: Callable[[], Pressure]) -> None:
+        """`pressure` says how scarce the node's memory is; it goes with each batch."""
+        self._teller.pressure = pressure
 
     def arena_changed(self, block: Resident) -> None:
         """A block of the arena became readable, or stopped being so. On the loop."""

@@ -41,6 +41,7 @@ from kvpool.pool.deadlines import NEVER_NS
 from kvpool.pool.resident import Resident
 from kvpool.pool.values import Acquired, BlockView, Books, Location, Pin, PinOutcome, Quota
 from kvpool.pool.writing import Writing
+from kvpool.request.events import Pressure
 
 _DRAINED_BY_TICK = 1024
 
@@ -276,6 +277,13 @@ class PoolState(Writing):
         """Bytes and counts now."""
         leases = self._leases
         return self._blocks.books(read_leases=len(leases) - leases.write_count, write_leases=leases.write_count)
+
+    def pressure(self) -> Pressure:
+        """Bytes that come in before something leaves, and what a token more costs by what left and was written again.
+
+        What a slower tier keeps is not lost, so with one below (`guard`) nothing more is counted.
+        """
+        return Pressure(self._blocks.ledger.free_bytes, self._regret.price)
 
     def counters(self) -> dict[str, int]:
         """Totals since the start. Blocks: hits, misses (of acquire), inserted, evicted, expired, discarded, refused (NO_SPACE and hits

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import EvictionPolicy
+from kvpool.policy.price import Regret, recompute
 from kvpool.pool.announcer import Announcer
 from kvpool.pool.blocks import Blocks, Watcher
 from kvpool.pool.deadlines import NEVER_NS, Deadlines
@@ -47,6 +48,7 @@ class Steps:
         self._expiries: Deadlines[bytes] = Deadlines()
         self._fences = Fences(self._limits.fence_ns)
         self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._regret = Regret()
         self._guarded = False
         self._now_ns = 0
         self._due_ns = NEVER_NS  # nothing is due before
@@ -88,6 +90,8 @@ class Steps:
         return gone
 
     def _evict(self, block: Resident) -> bool:
+        if not (self._guarded or block.passing):  # else another node or tier has it still
+            self._regret.left(block.key, block.size, recompute(block.size, block.depth))
         self._unlink(block)
         return self._drop(block, "evict")
 

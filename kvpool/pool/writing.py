@@ -193,6 +193,8 @@ class Writing(Steps):
         """Published blocks enter the order of eviction."""
         for block in reversed(done):  # tails first, so that heads are the younger ones
             self._pens.insert(block, now_ns)
+            if not block.passing:
+                self._regret.wanted(block.key)
         self._counters["inserted"] += len(done)
 
     def _carve(self, lease: Lease, item: Reserve, room: Room, now_ns: int, done: list[Resident], verified: bool, closed: bool) -> Grant:

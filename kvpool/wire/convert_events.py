@@ -4,9 +4,10 @@ Blocks go in columns, keys and parents end to end: encoding thousands of them mu
 """
 
 from collections.abc import Iterator
+from math import isfinite
 
 from kvpool.block import KEY_BYTES, BlockKey
-from kvpool.request.events import MAX_BATCH, TIER_NAMES, EventBatch, Stored
+from kvpool.request.events import MAX_BATCH, NO_PRESSURE, TIER_NAMES, EventBatch, Pressure, Stored
 from kvpool.wire.gen import events_pb2 as pb
 
 _NO_PARENT = BlockKey(bytes(KEY_BYTES))
@@ -26,6 +27,7 @@ def batch_to_pb(batch: EventBatch) -> pb.EventBatch:
         removed=b"".join(batch.removed),
         part=batch.part,
         last=batch.last,
+        pressure=None if batch.pressure == NO_PRESSURE else pb.Pressure(free=batch.pressure.free, price=batch.pressure.price),
     )
 
 
@@ -39,6 +41,9 @@ def batch_from_pb(message: pb.EventBatch) -> EventBatch:
         raise ValueError(f"{count + gone} blocks in one batch, {MAX_BATCH} at most")
     if not set(message.tiers) <= TIER_NAMES.keys():
         raise ValueError("a tier we don't know")
+    pressure = Pressure(message.pressure.free, message.pressure.price)
+    if not isfinite(pressure.price) or pressure.price < 0:
+        raise ValueError("a price that is none")
     stored: list[Stored] = [
         (key, None if parent == _NO_PARENT else parent, depth, tier)
         for key, parent, depth, tier in zip(_split(message.keys), _split(message.parents), message.depths, message.tiers, strict=True)
@@ -51,6 +56,7 @@ def batch_from_pb(message: pb.EventBatch) -> EventBatch:
         removed=tuple(_split(message.removed)),
         part=message.part,
         last=message.last,
+        pressure=pressure,
     )
 
 

@@ -5,10 +5,11 @@ Nothing piles up for a consumer: it is a reader of a table that others change, a
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Protocol
 
 from kvpool.errors import UnavailableError
-from kvpool.request.events import KEEPALIVE_S, MAX_WATCHERS, EventBatch
+from kvpool.request.events import KEEPALIVE_S, MAX_WATCHERS, NO_PRESSURE, EventBatch, Pressure
 
 
 class Reader(Protocol):
@@ -34,6 +35,8 @@ class Teller:
         self._pulse_s = pulse_s
         self._told: asyncio.Future[None] | None = None
         self._open = True
+        self.pressure: Callable[[], Pressure] = lambda: NO_PRESSURE
+        """Said with each batch."""
         self.watchers = 0
         """Consumers now."""
 
@@ -52,7 +55,7 @@ class Teller:
                     if await self._news() and self._pulse_s:
                         await asyncio.sleep(self._pulse_s)
                     batch = reader.next() or reader.idle()
-                yield batch
+                yield replace(batch, pressure=self.pressure())
         finally:
             self.watchers -= 1
         raise UnavailableError(f"the {self._whose} stops")

@@ -17,7 +17,7 @@ from kvpool.cluster import Member
 from kvpool.errors import KvpoolError
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
-from kvpool.request.events import EventBatch, Stored
+from kvpool.request.events import NO_PRESSURE, EventBatch, Pressure, Stored
 from kvpool.wire.credentials import PLAIN, Security
 from kvpool.wire.events_client import EventsRpc
 from kvpool.wire.fence import NodeIdentity
@@ -70,6 +70,10 @@ class Feeds(Protocol):
         """Whether the index has just what `holder` holds, by its own word: there is nothing to guess."""
         ...
 
+    def pressure(self, holder: WorkerRef) -> Pressure:
+        """How scarce memory is at `holder`, as far as it says so."""
+        ...
+
     def counts(self) -> dict[str, int]:
         """What came and what went wrong since the start, by name."""
         ...
@@ -82,6 +86,8 @@ class IndexFeed(Feed):
         super().__init__()
         self._index = index
         self._holder = holder
+        self.pressure = NO_PRESSURE
+        """What it said last."""
 
     def drop(self) -> None:
         """It holds nothing that is known."""
@@ -89,6 +95,7 @@ class IndexFeed(Feed):
 
     def take(self, batch: EventBatch) -> None:
         """Each block it tells of is on one tier now."""
+        self.pressure = batch.pressure
         if batch.removed:
             self._index.removed(self._holder, batch.removed)
         for keys, parent, tier in runs_of(batch.stored):
@@ -170,6 +177,11 @@ class MemberFeeds:
         """Whether `holder`'s blocks are in the index by its own word, and it can be heard."""
         feed = self._feeds.get(holder)
         return feed is not None and feed.complete and holder not in self._failing
+
+    def pressure(self, holder: WorkerRef) -> Pressure:
+        """What `holder` said last of its memory."""
+        feed = self._feeds.get(holder)
+        return NO_PRESSURE if feed is None else feed.pressure
 
     def counts(self) -> dict[str, int]:
         """`failures`."""

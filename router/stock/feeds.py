@@ -11,6 +11,7 @@ from kvpool.cluster import Member
 from kvpool.errors import ConfigError
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
+from kvpool.request.events import NO_PRESSURE, Pressure
 from router.feeds import View, VllmFeed
 from router.stock.roster import KV_EVENTS, KV_REPLAY, KV_TOPIC
 from router.stock.spelling import SALT_MARK
@@ -51,6 +52,10 @@ class EngineFeeds:
     def tells(self, holder: WorkerRef) -> bool:
         """Never for sure: what an engine held before its oldest message, nobody tells. So what requests show counts too."""
         return False
+
+    def pressure(self, holder: WorkerRef) -> Pressure:
+        """Stock engines don't say."""
+        return NO_PRESSURE
 
     def counts(self) -> dict[str, int]:
         """What came from all engines since the start, by the names of `VllmCounts`."""

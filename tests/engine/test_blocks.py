@@ -206,6 +206,23 @@ class Blocks(RuleBasedStateMachine):
             self.manager.name(key, table.blocks[index], min(SIZE, len(tokens) - index * SIZE))
 
     @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 99))
+    def pooled(self, which: int) -> None:
+        table, tokens = self.tables[which % len(self.tables)]
+        self.manager.pooled(table.blocks[: len(tokens) // SIZE])
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=14))
+    def wanted(self, tokens: list[int]) -> None:
+        self.manager.wanted(chain_keys(ROOT, tokens, SIZE, tail=True))
+
+    @invariant()
+    def pressure_is_of_what_is_there(self) -> None:
+        free, price = self.manager.pressure
+        assert 0 <= free <= SIZE * min(len(self.manager._free), self.manager.keep)
+        assert price >= 0
+        assert self.manager._pooled <= self.manager._names.keys()
+
+    @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99), left=st.integers(0, 10))
     def truncate(self, which: int, left: int) -> None:
         table, tokens = self.tables[which % len(self.tables)]

@@ -7,6 +7,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
 from kvpool.request import Sampling
+from kvpool.request.events import NO_PRESSURE, Pressure
 from router.holdings import Holdings
 from router.job import Job
 from router.need import Need
@@ -33,6 +34,9 @@ class Word:
 
     def tells(self, holder: WorkerRef) -> bool:
         return holder in self.telling
+
+    def pressure(self, holder: WorkerRef) -> Pressure:
+        return NO_PRESSURE
 
     def counts(self) -> dict[str, int]:
         return {"heard": 1}

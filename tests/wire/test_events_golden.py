@@ -1,9 +1,11 @@
 """Wire bytes of events, pinned: messages encoded by hand must decode to our values and back. Literals are append-only."""
 
+import struct
+
 import pytest
 
 from kvpool.block import BlockKey
-from kvpool.request.events import BELOW, DRAM, MAX_BATCH, EventBatch
+from kvpool.request.events import BELOW, DRAM, MAX_BATCH, EventBatch, Pressure
 from kvpool.wire.convert_events import batch_from_pb, batch_to_pb
 from kvpool.wire.gen import events_pb2
 
@@ -59,6 +61,21 @@ def test_parts_and_keep_alives_on_the_wire() -> None:
     assert batch_to_pb(value).SerializeToString(deterministic=True) == PART + number(10, 1)
     quiet = EventBatch(incarnation=9, after=5, sequence=5)
     assert batch_to_pb(quiet).SerializeToString(deterministic=True) == number(1, 9) + number(2, 5) + number(3, 5)
+
+
+def test_pressure_on_the_wire() -> None:
+    """free 1, price 2 (a double); who doesn't say presses with nothing."""
+    told = number(1, 9) + number(2, 5) + number(3, 5) + blob(11, number(1, 300) + varint(2 << 3 | 1) + struct.pack("<d", 0.25))
+    value = EventBatch(incarnation=9, after=5, sequence=5, pressure=Pressure(300, 0.25))
+    assert batch_from_pb(events_pb2.EventBatch.FromString(told)) == value
+    assert batch_to_pb(value).SerializeToString(deterministic=True) == told
+
+
+@pytest.mark.parametrize("price", [-0.5, float("nan"), float("inf")])
+def test_price_that_is_none_is_no_batch(price: float) -> None:
+    """A router reckons with it."""
+    with pytest.raises(ValueError, match="a price that is none"):
+        batch_from_pb(events_pb2.EventBatch(pressure=events_pb2.Pressure(price=price)))
 
 
 @pytest.mark.parametrize("column", [4, 5, 7, 8])

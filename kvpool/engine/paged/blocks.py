@@ -5,7 +5,7 @@ many tables as share it, and its reference count says in how many. A block may h
 standing for its first n tokens. Whoever needs the KV of a key finds the block by its name, while others use it or afterwards:
 
     free        in no table, has no name
-    kept        in no table, has names; found again by them, or given up, the least recently used first
+    kept        in no table, has names; found again by them, or given up (`kept.py` says which, and what that costs)
     held        in as many tables as its count says
 
 What a name or another table sees never changes. Before a table's tokens grow into a block that others hold, the block is copied
@@ -13,14 +13,15 @@ What a name or another table sees never changes. Before a table's tokens grow in
 holds. Within a table all blocks are full but the last, so a sequence wastes less than one block.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from kvpool.block import BlockKey
+from kvpool.engine.paged.kept import LOADED, Kept
 from kvpool.engine.paged.placement import Claim, FreeBlocks
 from kvpool.errors import ConfigError, LocalError
+from kvpool.request.events import Pressure
 
 
 class Copy(NamedTuple):
@@ -54,9 +55,17 @@ class Table:
 
 
 class BlockManager:
-    """`capacity` blocks of `block_tokens` tokens, of which at most `keep` are kept when no table holds them."""
+    """`capacity` blocks of `block_tokens` tokens, of which at most `keep` are kept when no table holds them. `load_share`: see `Kept`."""
 
-    def __init__(self, *, capacity: int, block_tokens: int, keep: int, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        block_tokens: int,
+        keep: int,
+        listener: Listener | None = None,
+        load_share: Callable[[], float] = lambda: LOADED,
+    ) -> None:
         if capacity < 1 or block_tokens < 1 or keep < 0:
             raise ConfigError("a block manager needs at least one block of at least one token")
         self.capacity = capacity
@@ -67,7 +76,9 @@ class BlockManager:
         self._refs = [0] * capacity
         self._named: dict[BlockKey, tuple[int, int]] = {}
         self._names: dict[int, dict[BlockKey, int]] = {}
-        self._kept: OrderedDict[int, None] = OrderedDict()  # the first goes first
+        self._depths = [0] * capacity
+        self._pooled: set[int] = set()
+        self._kept = Kept(load_share)
 
     @property
     def available(self) -> int:
@@ -83,6 +94,12 @@ class BlockManager:
     def kept(self) -> int:
         """Blocks in no table that can be found by a name."""
         return len(self._kept)
+
+    @property
+    def pressure(self) -> Pressure:
+        """Tokens that can come and be kept when all that is held is kept too, and what each token more costs by what is given up."""
+        free = max(0, min(len(self._free), self.keep - self.kept - self.held))
+        return Pressure(free * self.block_tokens, self._kept.price)
 
     def blocks_of(self, tokens: int) -> int:
         """How many blocks `tokens` tokens take."""
@@ -113,7 +130,7 @@ class BlockManager:
             if not self._refs[block]:
                 if block not in self._kept:
                     raise LocalError(f"block {block} is free; only a block that is held or has a name can be shared")
-                del self._kept[block]
+                self._kept.take(block)
             self._refs[block] += 1
         own = span - tokens // self.block_tokens
         return Table(shared, tokens, self._free.claim(own) if own > 0 else None)
@@ -126,7 +143,7 @@ class BlockManager:
             if tokens < self.block_tokens:
                 break
             if not self._refs[block]:
-                del self._kept[block]
+                self._kept.take(block)
             self._refs[block] += 1
             own, table.blocks[index] = table.blocks[index], block
             self._release(own)
@@ -183,8 +200,17 @@ class BlockManager:
         if key not in self._named:
             self._named[key] = (block, tokens)
             self._names.setdefault(block, {})[key] = tokens
+            self._depths[block] = depth
             if self._listener is not None and tokens == self.block_tokens:
                 self._listener.named(key, parent, depth)
+
+    def wanted(self, keys: Iterable[BlockKey]) -> None:
+        """A sequence has to get the KV of `keys` from elsewhere, or to compute it."""
+        self._kept.wanted(keys)
+
+    def pooled(self, blocks: Iterable[int]) -> None:
+        """The pool has what these blocks hold. Said of full blocks that a table or another holder holds."""
+        self._pooled.update(block for block in blocks if self._names.get(block))
 
     def hold(self, blocks: Sequence[int]) -> list[int]:
         """Hold `blocks`, which some table holds, until they are given to `let_go`: something else reads or writes them meanwhile."""
@@ -251,7 +277,7 @@ class BlockManager:
         if self._refs[block]:
             return
         if self._names.get(block) and self.keep:
-            self._kept[block] = None
+            self._kept.put(block, pooled=block in self._pooled)
             if len(self._kept) > self.keep:
                 self._give_up()
         else:
@@ -259,7 +285,9 @@ class BlockManager:
             self._free.give(block)
 
     def _give_up(self) -> None:
-        block, _ = self._kept.popitem(last=False)
+        block = self._kept.first()
+        key, tokens = max(self._names[block].items(), key=lambda name: name[1])
+        self._kept.left(block, key, tokens, self._depths[block])
         self._unname(block, 0)
         self._free.give(block)
 
@@ -273,3 +301,4 @@ class BlockManager:
                 self._listener.unnamed(key)
         if not names:
             self._names.pop(block, None)
+        self._pooled.discard(block)

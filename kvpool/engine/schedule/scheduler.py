@@ -195,6 +195,7 @@ class Scheduler:
         if copies is None:
             manager.close(table)
             return False
+        manager.wanted(work.keys[len(blocks) :])
         work.table = table
         plan.copies += copies
         return True

@@ -8,8 +8,8 @@ another kind, which hardly ever comes back.
 
     value of a group = index(class, age) x recompute cost / bytes
 
-The index is the chance of a use per second of room taken (Gittins). The cost of a block grows with its depth, as attention does:
-1 + depth / 262,144; a 70B Llama has about 1 + depth / 52,000, but what is deep is long, and the milder form gives up fewer hits. Groups
+The index is the chance of a use per second of room taken (Gittins). The cost of a block grows with its depth, as attention does
+(`kvpool.policy.price.recompute`, by which the price of memory is reckoned too). Groups
 stand in a heap by value, and are ranked again when their age enters another bin and when the model was fitted anew. A priority other
 than 50 scales the value: ten points are a factor of two. Expired blocks are removed by whoever owns them.
 
@@ -30,11 +30,11 @@ from math import log2
 from kvpool.block import BlockKey
 from kvpool.policy.eviction.contract import DEFAULT_PRIORITY, NEVER_NS, Arrival, inserted_twice
 from kvpool.policy.eviction.reuse import BINS, EDGES_NS, Class, Name, ReuseHazard, bin_of
+from kvpool.policy.price import recompute
 
 TAIL, NEAR, INNER, SHARED, LEFT = range(5)
 """Kinds of groups."""
 
-_COST_TOKENS = 262_144
 _TAILS_KEPT = 2  # last blocks of a prompt by which its continuation is recognised
 _MORE_TAILS = 8192  # tails remembered beyond one a block
 _MAX_BRANCHES = 8  # continuations of one block that count as turns; more are other conversations
@@ -93,7 +93,7 @@ class _Node:
 
     @property
     def cost(self) -> float:
-        return 1 + self.depth / _COST_TOKENS
+        return recompute(1, self.depth)
 
 
 class ReuseValue:

@@ -68,6 +68,10 @@ class Estimate:
         speed = self._speed.get(worker) if worker is not None else None
         return self._prefill.seconds(_features(computed, context)) * (speed.factor if speed is not None else 1.0)
 
+    def token_s(self, worker: WorkerRef | None = None) -> float:
+        """Seconds to prefill a token at the head of a prompt: what prices of memory are reckoned in."""
+        return self.compute_s(1000, 0, worker) / 1000
+
     def load_s(self, source: Source) -> float:
         """Seconds to load `source`, without the wait until it can begin to send."""
         return source.tokens * self.load_token_s(source.tier, source.near)
@@ -77,7 +81,7 @@ class Estimate:
         rate = self._loads.get((tier, near))
         if rate is not None:
             return rate.seconds / rate.tokens
-        return _PART_OF_PREFILL[tier, near] * self._prefill.seconds(_features(1000, 0)) / 1000
+        return _PART_OF_PREFILL[tier, near] * self.token_s()
 
     @property
     def adapter_s(self) -> float:

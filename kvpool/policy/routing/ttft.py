@@ -8,7 +8,8 @@
 | load | of what comes from the pool, by tier and link, the part that the queue does not hide: loads begin while the request waits |
 | compute | of what is missing, by its length and the length of its context |
 | adapter | to load its LoRA adapter, where that isn't loaded |
-| memory | what must leave for its KV is worth, to whoever would have used it: the price that eviction ranks by (price.py) |
+| memory | what must leave for its KV is worth, to whoever would have used it: the price by which eviction chooses (policy/price.py); in the
+|  | worker for all that it hasn't got, in the pool for what it computes |
 | others | by which it delays those who are there already; more, the more its tenant has beyond its share |
 | recent | a little for having been busy lately, which spreads what is otherwise equal |
 
@@ -30,8 +31,8 @@ makes it.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvpool.policy.price import memory_s
 from kvpool.policy.routing.learning import Learning
-from kvpool.policy.routing.price import memory_s
 from kvpool.policy.routing.recent import Recent
 from kvpool.policy.routing.sort import ranking
 from kvpool.policy.routing.values import Ask, Candidate, Pending, Ranking, Scored, Source, Tier, WorkerRef
@@ -124,7 +125,8 @@ class LeastTtft(Learning):
 
     def _room(self, ask: Ask, c: Candidate, way: _Way) -> tuple[tuple[str, float], ...]:
         adapter = 0.0 if c.adapter_loaded else self.estimate.adapter_s
-        return ("adapter", adapter), ("memory", memory_s(c.price_s, way.fetch + way.compute, c.free_tokens))
+        here, pool = memory_s(c.price_s, way.fetch + way.compute, c.free_tokens), memory_s(c.pool_price_s, way.compute, c.pool_free_tokens)
+        return ("adapter", adapter), ("memory", here + pool)
 
     def _ways(self, ask: Ask, c: Candidate, now_ns: int) -> list[_Way]:
         """Every prefix of the sources, and each computation under way elsewhere that would bring more than all of them."""

@@ -81,7 +81,8 @@ class Candidate(NamedTuple):
     `active`: requests there. `queued`: those of them whose first token is still to come. `backlog_tokens`: prompt tokens that are
     to be computed there before a new one's turn. `decode_tokens` of `decode_capacity` (0: unknown): KV in use by answers under way.
     `free_tokens`: room for new KV; `price_s`: seconds of recompute that one more token of KV there costs by what must leave for it
-    (`price.py`). `adapter_loaded`: whether the request's adapter is there (true when it has none). `suspect`: it failed a moment ago.
+    (`policy/price.py`); `pool_free_tokens` and `pool_price_s`: the same of the pool, where what is computed goes too. `adapter_loaded`:
+    whether the request's adapter is there (true when it has none). `suspect`: it failed a moment ago.
     """
 
     worker: WorkerRef
@@ -94,6 +95,8 @@ class Candidate(NamedTuple):
     decode_capacity: int = 0
     free_tokens: int = 0
     price_s: float = 0.0
+    pool_free_tokens: int = 0
+    pool_price_s: float = 0.0
     adapter_loaded: bool = True
     suspect: bool = False
 

@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from kvpool.policy.admission.early import EarlyRejection
 from kvpool.policy.admission.single import Flight, Flights
 from kvpool.policy.routing import Ask, Candidate, LeastTtft, Load, Observed, Pending, Ranking, Source, Tier, WorkerRef
+from kvpool.policy.routing.learning import Learning
 from kvpool.replay.sim.decode import DecodeNode
 from kvpool.replay.sim.links import Links
 from kvpool.replay.sim.prefill import Job, PrefillNode
@@ -53,7 +54,7 @@ class Cluster:
         self._following: dict[int, list[Job]] = {}  # by id of the flight
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial = 0
-        self._prices: list[tuple[float, int]] = [(0.0, 0)] * world.nodes
+        self._bare: list[Candidate] = []
         self._arrived = 0
         self.now = 0.0
         self.loads: list[tuple[float, float]] = []
@@ -81,7 +82,7 @@ class Cluster:
         found = self._store.find(request.keys)
         ask = self._ask(request, found, now)
         if self._arrived % _PRICED_EVERY == 0:
-            self._prices = [(self._store.price_s(node), self._store.free_tokens(node)) for node in range(self._world.nodes)]
+            self._bare = [self._priced(node) for node in range(self._world.nodes)]
         self._arrived += 1
         prefill = self._world.prefill_nodes
         missing = request.prompt_tokens - found.anywhere * self._world.block_tokens
@@ -129,22 +130,26 @@ class Cluster:
             pending=pending,
         )
 
+    def _priced(self, node: int) -> Candidate:
+        """The worker on `node` with what memory costs, in itself or in the pool."""
+        policy, worker, free = self._system.policy, self._workers[node], self._store.free_tokens(node)
+        price_s = self._store.price(node) * policy.estimate.token_s() if isinstance(policy, Learning) else 0.0
+        if self._system.placed:
+            return Candidate(worker=worker, pool_free_tokens=free, pool_price_s=price_s)
+        return Candidate(worker=worker, free_tokens=free, price_s=price_s)
+
     def _candidate(self, node: int, request: SimRequest, found: Found, now: float) -> Candidate:
         most, size = request.prompt_tokens - 1, self._world.block_tokens
         near = min(most, found.near[node] * size)
         pool = (Source(Tier.DRAM, True, near),) if near else ()
         if self._system.pulls and (far := min(most, found.anywhere * size) - near) > 0:
             pool = (*pool, Source(Tier.DRAM, False, far, self._links.backlog_s(node, now)))
-        price_s, free = self._prices[node]
-        return Candidate(
-            worker=self._workers[node],
+        return self._bare[node]._replace(
             pool=pool,
             active=self._active[node],
             queued=self._active[node],
             backlog_tokens=self._backlog[node],
             decode_tokens=self._prompts[node],
-            free_tokens=free,
-            price_s=price_s,
             adapter_loaded=not request.adapter or request.adapter in self._adapters[node],
         )
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import Arrival, EvictionPolicy
 from kvpool.policy.prefix import PrefixIndex
-from kvpool.policy.routing.price import Regret
+from kvpool.policy.price import Regret, recompute
 from kvpool.replay.sim.world import World
 from kvpool.request.events import DRAM
 
@@ -69,7 +69,7 @@ class NodeMemory:
                 if victim not in parents:
                     self._policy.removed(victim)
                     depth = self._held.pop(victim) * size
-                    self.regret.left(victim, size, self._world.prefill_s(size, depth))
+                    self.regret.left(victim, size, recompute(size, depth))
                     gone.append(victim)
                     if len(gone) == lacking:
                         break

@@ -91,11 +91,11 @@ class Store:
                 homes[head] = int(placement.targets[0])
         return [homes[head] for head in heads]
 
-    def price_s(self, node: int) -> float:
-        """What one more token costs on `node`, or wherever it goes."""
+    def price(self, node: int) -> float:
+        """What one more token costs on `node`, or wherever it goes, in tokens to compute again."""
         if self._placed:
-            return sum(memory.regret.price_s for memory in self.memories) / len(self.memories)
-        return self.memories[node].regret.price_s
+            return sum(memory.regret.price for memory in self.memories) / len(self.memories)
+        return self.memories[node].regret.price
 
     def free_tokens(self, node: int) -> int:
         """Room on `node`, or wherever it goes."""
