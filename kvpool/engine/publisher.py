@@ -48,7 +48,7 @@ class Publisher:
         self._chain = chain
         self._memory = memory
         self._also = also
-        self._pushed = first
+        self.first = self._pushed = first
         self._blocks: list[int] = []  # held: those of the chain's blocks from `_pushed` on
         self._tail: list[int] = []
         self._task: asyncio.Task[None] | None = None

@@ -325,6 +325,8 @@ class Sequence:
         size = self._parts.block_tokens
         for index in range(self._named, self._pure // size):
             self._name_one(index, self.chain.keys[index], size)
+        there = slice(self._named, self.publisher.first)  # loaded, and then written into: the last block of a prompt
+        self._parts.memory.manager.pooled(self.work.table.blocks[there])
         self._named = self._pure // size
 
     def _name_tail(self) -> None:
