@@ -19,7 +19,7 @@ from kvpool.clock import Clock
 from kvpool.pool.deadlines import Deadlines
 from kvpool.pool.events import DEFAULT_RING, KvEvents
 from kvpool.pool.resident import Resident, State
-from kvpool.request.events import BELOW, BESIDE, DRAM, MAX_WATCHERS, EventBatch, Pressure
+from kvpool.request.events import BELOW, BESIDE, DRAM, MAX_WATCHERS, NO_PRESSURE, EventBatch, Pressure
 from kvpool.tier.contract import Entry, Tier, TierWatcher, is_expired
 from kvpool.tier.memory import unix_ms
 from kvpool.units import MS
@@ -53,8 +53,9 @@ class NodeEvents:
         self._task: asyncio.Task[None] | None = None
         self._teller = Teller("node", self.events.watch, watchers=watchers)
 
-    async def start(self, *, below: Tier | None, beside: Tier | None) -> None:
-        """Take in what the tiers hold already, and tell of changes from now on."""
+    async def start(self, *, below: Tier | None, beside: Tier | None, pressure: Callable[[], Pressure] = lambda: NO_PRESSURE) -> None:
+        """Take in what the tiers hold already, and tell of changes from now on, and with each batch how scarce memory is."""
+        self._teller.pressure = pressure
         for number, tier in ((BESIDE, beside), (BELOW, below)):
             if tier is not None:
                 tier.watch(self._changed_on(number, asyncio.get_running_loop()))
@@ -69,10 +70,6 @@ class NodeEvents:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
-
-    def presses(self, pressure: Callable[[], Pressure]) -> None:
-        """`pressure` says how scarce the node's memory is; it goes with each batch."""
-        self._teller.pressure = pressure
 
     def arena_changed(self, block: Resident) -> None:
         """A block of the arena became readable, or stopped being so. On the loop."""

@@ -143,9 +143,8 @@ class PoolNode:
         capacity, policy = self.arena.capacity, make_policy(config.policy)
         self._board = Board.create(self.node_id, self.incarnation, max_blocks=config.limits.max_blocks, capacity=capacity)
         self.pool = state = PoolState(capacity, policy, config.limits, self._events.arena_changed, Announced(self._board))
-        self._events.presses(state.pressure)
         self._tiers = Tiers(state, self.arena, clock, below=opened.below, beside=opened.beside, settings=config.tiers.flow)
-        await self._events.start(below=opened.below, beside=opened.beside)
+        await self._events.start(below=opened.below, beside=opened.beside, pressure=state.pressure)
         self._tiers.start()
         handler = NodeHandler(
             state,
