@@ -30,9 +30,10 @@ COMMANDS = {
     "record": ("kvpool.cli.record", "Record what a router serves, without text, to be replayed."),
     "replay": ("kvpool.cli.replay", "Send a trace to a router, or run it through a simulated cluster."),
     "bench": ("kvpool.cli.bench.command", "Measure the pool on these machines beside what they can do."),
+    "connect-check": ("kvpool.cli.connect_check", "Tell whether an engine will use the pool, before it is started."),
     "demo": ("kvpool.cli.demo", "Run a real conversation through a cluster and prove its answers."),
 }
-"""Name -> (module, summary). Each module has a click command of that name."""
+"""Name -> (module, summary). Each module has a click command of that name, `-` written `_`."""
 
 
 class LazyGroup(click.Group):
@@ -46,7 +47,7 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 
