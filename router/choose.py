@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvpool.clock import Clock
-from kvpool.policy.routing import Ask, Candidate, LeastTtft, Load, Observed, Policy, Ranking, Scored, WorkerRef
+from kvpool.policy.routing import Ask, Candidate, LeastTtft, Load, Observed, Pending, Policy, Ranking, Scored, WorkerRef
 from kvpool.policy.routing.learning import Learning
 from kvpool.request import StageTimes, TokenSources
 from router.decisions import Decisions
@@ -77,11 +77,20 @@ class Chooser:
             log.debug("%s: %s for %d tokens by %s: %s", attempt_id, role, ask.prompt_tokens, why, ranking.explain())
         return Chosen(by_ref[scored.worker], scored, ask)
 
-    def peek(self, role: str, need: Need, workers: Sequence[Worker]) -> Chosen | None:
-        """Who would be the best now; nobody is told."""
-        ask = self._ask(need, need.job.request_id)
+    def peek(self, role: str, need: Need, workers: Sequence[Worker], pending: Pending | None = None) -> Chosen | None:
+        """Who would be the best now, if `pending` may be waited for; nobody is told."""
+        ask = self._ask(need, need.job.request_id, pending)
         ranking = self._rank(role, need, workers, ask)
         return None if ranking is None else Chosen(next(w for w in workers if w.ref == ranking.best.worker), ranking.best, ask)
+
+    def waits(self, role: str, need: Need, workers: Sequence[Worker], pending: Pending) -> bool:
+        """Whether the request should wait for `pending`; always by a policy that knows of no such thing."""
+        policy = self._policies[role]
+        if not isinstance(policy, LeastTtft) or not workers:
+            return True
+        moment: dict[int, Seen] = {}
+        candidates = [self._candidate(need, worker, moment) for worker in workers]
+        return policy.waits(self._ask(need, need.job.request_id, pending), candidates, self._clock.now_ns())
 
     def helped(self, need: Need, workers: Sequence[Worker], helpers: Sequence[Worker]) -> bool:
         """Whether a decode worker of `helpers` would have the first token before any of `workers`, which prefill. Nobody is told."""
@@ -166,7 +175,7 @@ class Chooser:
         candidates = [self._candidate(need, worker, moment) for worker in workers]
         return self._policies[role].rank(ask, candidates, self._clock.now_ns()) if candidates else None
 
-    def _ask(self, need: Need, attempt_id: str) -> Ask:
+    def _ask(self, need: Need, attempt_id: str, pending: Pending | None = None) -> Ask:
         job = need.job
         tenant = job.scope.tenant or job.user
         total = self._in_work.total()
@@ -180,6 +189,7 @@ class Chooser:
             arrived_ns=self._clock.now_ns(),
             deadline_ns=job.deadline_ns,
             tenant_share=self._in_work[tenant] * len(self._in_work) / total if total else 0.0,
+            pending=(pending,) if pending is not None else (),
         )
 
     def _candidate(self, need: Need, worker: Worker, moment: dict[int, Seen]) -> Candidate:

@@ -177,7 +177,7 @@ class _Run:
 
     def _sent(self, chosen: Chosen) -> None:
         self._chooser.routed(chosen)
-        self._entry.arrived(self._chooser.expected_s(chosen))
+        self._entry.arrived(chosen.worker, self._chooser.expected_s(chosen))
 
     def _answered(self, chosen: Chosen, event: FirstToken | Started) -> None:
         self._chooser.answered(chosen, event.sources, event.times)

@@ -17,6 +17,7 @@ from typing import Self
 
 from kvpool.clock import Clock
 from kvpool.policy.admission.fairness import PROMPT, TokenCounters
+from kvpool.policy.routing import Pending
 from router.attempts import Attempts
 from router.choose import Chooser
 from router.fleet import Fleet
@@ -145,11 +146,11 @@ class Entry:
         """It waits for a worker that isn't there yet: the room there is is for others meanwhile."""
         self._passage.arrived()
 
-    def arrived(self, expected_s: float) -> None:
-        """A worker counts the request, and is expected to need so long for its prompt (0: unknown)."""
+    def arrived(self, worker: Worker, expected_s: float) -> None:
+        """`worker` counts the request, and is expected to need so long for its prompt (0: unknown)."""
         self._passage.arrived()
         if self._led is not None:
-            self._owner.shared.begun(self._led, expected_s)
+            self._owner.shared.begun(self._led, worker.ref, expected_s)
 
     def loaded(self) -> None:
         """A worker has all it needs of the pool."""
@@ -183,7 +184,7 @@ class Entry:
         self._alone = self._need.alone(worker)
         held = await owner.holdings.look(self._need, worker)
         owner.warmer.wanted(worker, self._need.keys(worker)[:held])
-        self._admit(self._missing(worker, held))
+        self._admit(self._missing(worker, held), self._pending(worker, held))
         if not self._short(worker, held):
             held, self._led, self._trace.followed = await owner.shared.join(
                 job.request_id,
@@ -192,6 +193,7 @@ class Entry:
                 block_tokens=worker.block_tokens,
                 priority=job.priority,
                 deadline_ns=job.deadline_ns,
+                waits=self._waits,
             )
             self._need.hold(worker, held)
         prefills = bool(self._attempts.usable("prefill"))
@@ -202,6 +204,11 @@ class Entry:
             self._trace.direct = True
             owner.counts.direct += 1
         await self._stand_in_line(worker, held)
+
+    def _waits(self, pending: Pending) -> bool:
+        """Whether to wait for what another request is having computed."""
+        role = "prefill" if self._attempts.usable("prefill") else "decode"
+        return self._owner.chooser.waits(role, self._need, self._attempts.usable(role), pending)
 
     def _missing(self, worker: Worker, held: int) -> int:
         """Prompt tokens that are neither in the pool nor in some decode worker."""
@@ -222,8 +229,11 @@ class Entry:
     def _is_short(self, missing: int) -> bool:
         return self._alone or missing <= self._owner.limits.direct_tokens > 0
 
-    def _admit(self, missing: int) -> None:
-        """Refuse who would miss a target."""
+    def _pending(self, worker: Worker, held: int) -> Pending | None:
+        return self._owner.shared.pending(self._need.keys(worker), held, block_tokens=worker.block_tokens, priority=self._need.job.priority)
+
+    def _admit(self, missing: int, pending: Pending | None) -> None:
+        """Refuse who would miss a target; `pending`: what it might wait for."""
         owner, job = self._owner, self._need.job
         if not owner.forecast.any:
             return
@@ -231,7 +241,7 @@ class Entry:
         role, kind = ("decode", DIRECT) if direct else ("prefill", PREFILL)
         first, decode = owner.chooser.learnt(role), owner.chooser.learnt("decode")
         workers, decoders = self._attempts.usable(role), self._attempts.usable("decode")
-        best = owner.chooser.peek(role, self._need, workers)
+        best = owner.chooser.peek(role, self._need, workers, pending)
         if first is None or decode is None or best is None:
             return
         arrival = Arrival(

@@ -2,8 +2,10 @@
 
 `kvpool.policy.admission.single` says who leads and who follows; here are the waits. A follower waits until its leader has published, has
 failed, or is overdue (`timeout_s`, or three times what was expected, after a worker began). Then it looks again: what is there now, who
-else computes the rest, and if nobody does it leads itself. So of the followers of a leader that died, the first one to wake is the next
-leader and the others follow it. Nobody follows more than `MAX_FOLLOWED` leaders, nor beyond its own deadline.
+else computes the rest, and if nobody does it leads itself. It doesn't follow a leader of whom it is known when it will be through
+(`Pending`), and that this takes too long: one with a long prompt, say, of which it shares only the beginning. So of the followers of a
+leader that died, the first one to wake is the next leader and the others follow it. Nobody follows more than `MAX_FOLLOWED` leaders, nor
+beyond its own deadline.
 
 With other routers (`router/replicas`) their flights count too (`kvpool.policy.admission.abroad`). A new leader tells of its flight at once
 and goes on after `SETTLE_S`, if nobody who goes before it has told of the same blocks meanwhile; else it follows that one. A flight of a
@@ -19,6 +21,7 @@ from kvpool.block import BlockKey
 from kvpool.clock import Clock
 from kvpool.policy.admission.abroad import Abroad, Elsewhere, goes_before, told, within_limits
 from kvpool.policy.admission.single import Flight, Flights
+from kvpool.policy.routing import Pending, WorkerRef
 from kvpool.request.load import MAX_FLIGHTS, FlightTold
 from kvpool.units import SECOND
 
@@ -42,6 +45,9 @@ class Led:
     over: asyncio.Future[None]
     overdue_ns: int = 0
     """When its followers give it up; set when a worker begins."""
+    worker: WorkerRef | None = None
+    ready_ns: int = 0
+    """Who is at it, and when that one is expected to be through; None while nobody is, or it isn't known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +69,8 @@ class _Wait:
     """How one request has fared so far: leading blocks that are there, leaders it has followed."""
 
     held: int
+    block_tokens: int
+    waits: Callable[[Pending], bool]
     followed: int = 0
 
 
@@ -90,13 +98,21 @@ class SharedWork:
         return len(self._led)
 
     async def join(
-        self, request_id: str, keys: Sequence[BlockKey], held: int, *, block_tokens: int, priority: int, deadline_ns: int
+        self,
+        request_id: str,
+        keys: Sequence[BlockKey],
+        held: int,
+        *,
+        block_tokens: int,
+        priority: int,
+        deadline_ns: int,
+        waits: Callable[[Pending], bool] = lambda pending: True,
     ) -> tuple[int, Led | None, int]:
-        """Wait while others compute what of `keys` isn't there; `held` leading blocks are.
+        """Wait while others compute what of `keys` isn't there; `held` leading blocks are. `waits`: whether that is worth it.
 
         Returns how many are there then, what the request is to compute for all if it is worth telling, and how many leaders it followed.
         """
-        wait = _Wait(held)
+        wait = _Wait(held, block_tokens, waits)
         if not self._least:
             return held, None, 0
         least = -(-self._least // block_tokens)
@@ -127,8 +143,19 @@ class SharedWork:
             self._ended.popleft()
         return within_limits([*(flight for _, flight in self._ended), *(told(led.number, led.flight) for led in self._led.values())])
 
-    def begun(self, led: Led, expected_s: float = 0.0) -> None:
-        """A worker is at it, and expected to need so long (0: unknown). A retry begins anew."""
+    def pending(self, keys: Sequence[BlockKey], held: int, *, block_tokens: int, priority: int) -> Pending | None:
+        """What a request of this router is having computed of a chain `keys`, of which `held` leading blocks are there.
+
+        None when that isn't worth a wait, or nobody knows how long that would be.
+        """
+        found = self._flights.find(keys, held, priority=priority)
+        if not self._least or found is None or found[1] * block_tokens < self._least:
+            return None
+        return self._pending(self._led[found[0]], (held + found[1]) * block_tokens)
+
+    def begun(self, led: Led, worker: WorkerRef | None = None, expected_s: float = 0.0) -> None:
+        """`worker` is at it, and expected to need so long (0: unknown). A retry begins anew."""
+        led.worker, led.ready_ns = worker if expected_s else None, self._clock.now_ns() + int(expected_s * SECOND)
         if not led.flight.begun:
             led.flight.begun = True
             self.on_changed()
@@ -157,6 +184,9 @@ class SharedWork:
             found = self._flights.find(keys, wait.held, priority=priority)
             if found is not None and found[1] >= least:
                 flight, blocks = found
+                pending = self._pending(self._led[flight], (wait.held + blocks) * wait.block_tokens)
+                if pending is not None and not wait.waits(pending):
+                    return
                 there = await self._wait_here(flight, deadline_ns)
             else:
                 far = self._abroad.find(keys, wait.held, priority=priority, now_ns=now_ns)
@@ -167,6 +197,9 @@ class SharedWork:
             wait.followed += 1
             self.counts.followed += 1
             wait.held = max(wait.held, min(there, wait.held + blocks))
+
+    def _pending(self, led: Led, tokens: int) -> Pending | None:
+        return Pending(led.worker, tokens, led.ready_ns) if led.worker is not None else None
 
     async def _gives_way(self, led: Led, keys: Sequence[BlockKey], least: int, priority: int) -> bool:
         """Whether another router turns out to compute the same, and goes before."""

@@ -14,6 +14,8 @@ from kvpool.units import SECOND
 from router.assemble import build_dispatcher
 from router.dispatch import Dispatcher
 from router.job import Job, Trace
+from router.queue.refusal import RefusedError
+from router.queue.slo import Targets
 from router.replicas.peers import LOADS_INFO, Peers, Reports
 from router.settings import Limits
 from router.testing.cluster import ScriptedCluster
@@ -143,6 +145,48 @@ def test_200_requests_with_one_cold_prefix_compute_it_once_and_spread() -> None:
         counts = world.routers[0].entrance.shared.counts
         assert (counts.led, counts.followed) == (1, 199)
         assert world.routers[0].entrance.counts.direct == 199
+        await world.close()
+
+    run_virtual(work)
+
+
+@pytest.mark.parametrize(("tail", "follows"), [(10, True), (6000, False)])
+def test_who_shares_the_beginning_of_a_long_prompt_waits_only_while_that_is_soon_computed(tail: int, follows: bool) -> None:
+    """A leader with 500 tokens in common: worth a wait with ten of its own, not with 6,000 while another worker is idle."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop)
+        common = PREFIX[:500]
+        leader = asyncio.ensure_future(world.ask(0, prefix=(*common, *range(20_000, 20_000 + tail))))
+        await asyncio.sleep(0.01)
+        began_s = loop.time()
+        assert len(await world.ask(1, prefix=common)) == 4
+        took_s = loop.time() - began_s
+        counts = world.routers[0].entrance.shared.counts
+        assert (counts.led, counts.followed) == ((1, 1) if follows else (2, 0))
+        assert leader.done() is follows
+        assert took_s < 0.2  # 51 ms for the prompt, 40 for the answer; the long one takes 650
+        await leader
+        await world.close()
+
+    run_virtual(work)
+
+
+def test_forecast_counts_what_is_being_computed_already() -> None:
+    """A target of half a second, and a prompt of 600 ms: whoever comes while it is being computed is through with it, and isn't refused."""
+
+    async def work(loop: VirtualLoop) -> None:
+        world = World(loop, limits=Limits(slo_ttft_s=0.5))
+        prefix = tuple(range(5960))
+        with pytest.raises(RefusedError, match="first token"):
+            await world.ask(0, prefix=prefix)
+        world.routers[0].entrance.forecast._targets = Targets(ttft_s=5.0)
+        leader = asyncio.ensure_future(world.ask(1, prefix=prefix))
+        await asyncio.sleep(0.2)
+        world.routers[0].entrance.forecast._targets = Targets(ttft_s=0.5)
+        assert len(await world.ask(2, prefix=prefix)) == 4
+        await leader
+        assert world.routers[0].entrance.shared.counts.followed == 1
         await world.close()
 
     run_virtual(work)

@@ -20,7 +20,8 @@ holder costs more than loading it elsewhere; a worker that computes short work f
 
 From the pool it takes as many of the sources, in order, as make it faster: where a disk is slower than computing, the rest is computed.
 Of what another request is computing now (`Ask.pending`) it takes the better of waiting for it and computing it too, where a second of
-computing counts a tenth more than one of waiting.
+computing counts a tenth more than one of waiting. Who asks before anybody is chosen (`waits`) is told to be more patient: of many that
+come at once none has a queue before it yet, and what each of them computed would be the same.
 
 A decode worker may prefill a prompt itself, between its steps. It helps where the best prefill worker is busy with others: then it
 is one candidate more, as slow as it has shown to be (`rank_with_help`). Where only decode workers are candidates, they are ranked by
@@ -42,6 +43,7 @@ from kvpool.units import SECOND
 RECENT_S = 0.05
 """What it costs to have been busy all the time lately."""
 _MOST_CARE = 8.0
+_PATIENCE = 2.0
 _WORK = 0.1  # of two ways on one worker, a second of computing counts so much more than one of waiting: it leaves room for others
 
 
@@ -76,6 +78,16 @@ class LeastTtft(Learning):
         if alone is None or not helpers or not any(value > 0 for name, value in alone.best.terms if name in ("queue", "others")):
             return alone
         return self.rank(ask, [*candidates, *helpers], now_ns)
+
+    def waits(self, ask: Ask, candidates: Sequence[Candidate], now_ns: int) -> bool:
+        """Whether to wait for `ask.pending`, which makes the first token at most `_PATIENCE` times as late as not to."""
+        alone = behind = float("inf")
+        for c in candidates:
+            ways = self._ways(ask._replace(pending=()), c, now_ns)
+            alone = min(alone, *(self._first_token_s(c, way, now_ns) for way in ways))
+            late = [self._behind(pending, c, ways[-1], ask.prompt_tokens, now_ns) for pending in ask.pending]
+            behind = min(behind, *(self._first_token_s(c, way, now_ns) for way in late))
+        return behind <= _PATIENCE * alone
 
     def routed(self, ask: Ask, scored: Scored, now_ns: int) -> None:
         """See `Policy.routed`."""
@@ -123,6 +135,10 @@ class LeastTtft(Learning):
         )
         return _scored(c, terms, way)
 
+    def _first_token_s(self, c: Candidate, way: _Way, now_ns: int) -> float:
+        queue, _ = self.wait_s(c, way.compute_s, now_ns)
+        return max(queue, way.loaded_s) + way.compute_s
+
     def _room(self, ask: Ask, c: Candidate, way: _Way) -> tuple[tuple[str, float], ...]:
         adapter = 0.0 if c.adapter_loaded else self.estimate.adapter_s
         here, pool = memory_s(c.price_s, way.fetch + way.compute, c.free_tokens), memory_s(c.pool_price_s, way.compute, c.pool_free_tokens)
@@ -147,7 +163,7 @@ class LeastTtft(Learning):
 
     def _behind(self, pending: Pending, c: Candidate, way: _Way, prompt: int, now_ns: int) -> _Way:
         """Wait for `pending`, and load what it will have computed, unless it does so here."""
-        coming = min(pending.tokens, prompt)
+        coming = max(min(pending.tokens, prompt), prompt - way.compute)
         more = coming - (prompt - way.compute)
         wait_s = max(0, pending.ready_ns - now_ns) / SECOND
         load_s = 0.0 if pending.worker == c.worker else self.estimate.load_s(Source(Tier.DRAM, False, more))

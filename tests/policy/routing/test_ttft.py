@@ -92,6 +92,23 @@ def test_it_waits_for_another_computation_only_when_that_is_sooner() -> None:
         assert scored.compute_tokens == (100 if waits else 20_100)
 
 
+def test_it_is_more_patient_before_anybody_is_chosen() -> None:
+    """2 s of computing: a wait of 3 s is worth it where nobody else is busy, one of 5 s isn't, but where others are busy for longer."""
+    for ready_s, others_s, waits in ((2.0, 0, True), (3.0, 0, True), (5.0, 0, False), (5.0, 2, True), (-3.0, 0, True)):
+        made = policy(WorkerOrder.ARRIVAL)
+        for number, worker in enumerate((A, B)):
+            made.routed(Ask(f"q{number}", others_s * 10_000), Scored(Candidate(worker=worker), 0, (), 0, others_s * 10_000), 10**10)
+        ask = Ask("r", 20_100, pending=(Pending(B, 20_000, 10**10 + int(ready_s * SECOND)),))
+        assert made.waits(ask, [Candidate(worker=A), Candidate(worker=B)], 10**10) is waits
+
+
+def test_it_waits_for_nothing_that_brings_it_less_than_it_computes() -> None:
+    """500 of 2,000 tokens, in 5 s: a fifth of a second of computing isn't worth it. A worker that has them already changes nothing."""
+    for resident in (0, 500):
+        ask = Ask("r", 2000, pending=(Pending(B, 500, 5 * SECOND),))
+        assert not policy().waits(ask, [Candidate(worker=A, resident_tokens=resident), Candidate(worker=B)], 0)
+
+
 def test_a_hot_prefix_spreads_when_its_holder_is_busy() -> None:
     """The holder is chosen until its queue costs more than loading elsewhere."""
     made, chosen = policy(WorkerOrder.ARRIVAL), []
