@@ -42,7 +42,7 @@ def geometry_of(layer_bytes: Sequence[int], block_tokens: int) -> Geometry:
     for number, nbytes in enumerate(layer_bytes):
         if nbytes % unit or not 0 < nbytes // unit <= 0xFFFF:
             raise ConfigError(
-                f"layer {number} takes {nbytes} bytes a block of {block_tokens} tokens, which can't be stored as whole elements"
+                f"layer {number} takes {nbytes} bytes a block of {block_tokens} tokens, which is not so many 2-byte elements a token"
             )
     return Geometry(tuple(LayerSpec("mla", 1, nbytes // unit, 0) for nbytes in layer_bytes), block_tokens, "bfloat16")
 

@@ -42,8 +42,12 @@ def open_rank(
 
 
 def pages_of(tensors: Mapping[str, Any], blocks: int) -> Pages:
-    """The pages of tensors on a CPU. Raises `ConfigError` for others."""
+    """The pages of tensors on a CPU or a CUDA device. Raises `ConfigError` for others."""
     kinds = {getattr(getattr(tensor, "device", None), "type", "") for tensor in tensors.values()} - {""}
+    if kinds == {"cuda"}:
+        from kvpool.connectors.vllm.device_pages import cuda_pages
+
+        return cuda_pages(tensors, blocks)
     if kinds != {"cpu"}:
-        raise ConfigError(f"the KV lies on {' and '.join(sorted(kinds)) or 'nothing'}; only a CPU's can be stored")
+        raise ConfigError(f"the KV lies on {' and '.join(sorted(kinds)) or 'nothing'}; what CPUs and CUDA devices hold can be stored")
     return HostPages(tensors, blocks)

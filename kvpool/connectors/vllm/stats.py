@@ -64,10 +64,10 @@ def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
 def summary(counts: Mapping[str, float]) -> dict[str, float]:
     """What one line of vLLM's log says of an interval."""
     line: dict[str, float] = {}
-    for kind in ("load", "save"):
+    for kind, done in (("load", "loaded"), ("save", "saved")):
         if blocks := counts.get(f"{kind}_blocks"):
             seconds = counts.get(f"{kind}_seconds", 0.0)
-            line[f"{kind}ed blocks" if kind == "load" else "saved blocks"] = int(blocks)
+            line[f"{done} blocks"] = int(blocks)
             line[f"{kind} MB/s"] = round(counts.get(f"{kind}_bytes", 0) / 1e6 / seconds, 1) if seconds else 0.0
     line["failed blocks"] = int(counts.get("load_failed_blocks", 0) + counts.get("save_failed_blocks", 0))
     if lookups := counts.get("lookups"):
