@@ -131,7 +131,7 @@ def pages_of(config: Any, name: str, pool: Any, first_page: Any, *, generation: 
     parts = [f"{part} generation={generation}" for part in names.parts_of(config, name, pool)]
     try:
         sizes = [int(size) for size in buffers_of(pool, first_page, factor)[1]]
-    except (ValueError, NotImplementedError, AttributeError) as error:
+    except (ValueError, RuntimeError, AttributeError) as error:  # it says so by one of these
         if factor > 1:
             raise ConfigError(f"host pool {name} can't split the heads of its pages: {error}") from error
         log.info("host pool %s: whole pages are copied, because it has no buffers to name: %s", name, error)
