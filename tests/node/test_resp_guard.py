@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from kvpool.wire.guard import OPEN, Guard
 
 from .conftest import until
 
+BENCHMARK = "redis-benchmark"
 SHORT_S = 0.2
 """A deadline that is to pass; all others are left as long as they are, so that a slow machine fails no test."""
 Start = Callable[..., Awaitable["Site"]]
@@ -123,6 +125,9 @@ async def test_nothing_before_a_token_over_tls(start: Start, protocol: int) -> N
     async with site.client(token, protocol=protocol) as one, site.client(token, username="alice", protocol=protocol) as named:
         assert await one.set("k", b"v" * 2 * MIB)
         assert await named.get("k") == b"v" * 2 * MIB
+        assert await named.mget("k", "none") == [b"v" * 2 * MIB, None]
+        assert (await one.ping(), await one.exists("k", "none"), await one.delete("k"), await one.exists("k")) == (True, 1, 1, 0)
+        assert (await one.info())["server_name"] == "kvpool"
     for bad in ({"token": "kvp_wrong"}, {"token": token, "username": "bob"}):
         await refused(site.client(protocol=protocol, **bad), AuthenticationError)
     reader, writer = await site.raw()
@@ -130,6 +135,20 @@ async def test_nothing_before_a_token_over_tls(start: Start, protocol: int) -> N
     answers = (await reader.read()).decode().split("\r\n")
     assert [answer.split()[0] for answer in answers[:-1]] == ["-NOAUTH"] * 5 + ["-ERR", "+OK"]
     writer.close()
+
+
+@pytest.mark.skipif(not shutil.which(BENCHMARK), reason="redis-benchmark (Debian's redis-tools) is not installed")
+async def test_redis_benchmark_runs_over_tls_with_a_token(start: Start) -> None:
+    """A client that nobody here wrote, through all that guards the door."""
+    site = await start(tls=True, tokens=True)
+    argv = [BENCHMARK, "-p", str(site.port), "--tls", "--cacert", str(site.authority.cert), "--user", "default", "-a", site.token("alice")]
+    argv += ["-t", "set,get", "-n", "200", "-c", "4", "-P", "4", "-d", "2000", "-r", "20", "-q", "-e"]
+    done = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    said = (await asyncio.wait_for(done.communicate(), 60))[0].decode()
+    assert done.returncode == 0, said
+    assert "GET" in said
+    assert "Error from server" not in said
+    assert site.door.counters["resp_commands"] >= 400
 
 
 async def test_door_speaks_tls_only_where_the_node_does(start: Start) -> None:
