@@ -19,12 +19,12 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command(name="connect-check", context_settings={"ignore_unknown_options": False})
-@click.argument("engine", type=click.Choice(["vllm", "lmcache"]))
+@click.argument("engine", type=click.Choice(["vllm", "sglang", "lmcache"]))
 @click.option("--python", default=sys.executable, metavar="FILE", help="The engine's interpreter; by default this one.")
 @click.option(
     "--pool", metavar="WHERE", default=None, help="host:port[,host:port] or a cluster URL, where the configuration doesn't say it."
 )
-@click.option("--config", metavar="JSON", default=None, help="vLLM's transfer config or LMCache's L2 adapter.")
+@click.option("--config", metavar="JSON", default=None, help="vLLM's transfer config, SGLang's backend extra config, LMCache's L2 adapter.")
 @click.option("--timeout", "timeout_s", default=180.0, show_default=True, type=click.FloatRange(1), help="Seconds for the engine's part.")
 @json_option
 @click.argument("flags", metavar="[-- ENGINE FLAGS]", nargs=-1)

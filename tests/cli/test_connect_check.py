@@ -76,4 +76,4 @@ def test_interpreter_that_lacks_everything_is_told(packages: Path) -> None:
     broken = packages / "python"
     broken.write_text("#!/bin/sh\necho nonsense\nexit 4\n")
     broken.chmod(0o755)
-    assert "status 4" in run("lmcache", "--python", str(broken), "--pool", "127.0.0.1:9").output
+    assert "status 4" in run("sglang", "--python", str(broken), "--pool", "127.0.0.1:9").output

@@ -44,8 +44,9 @@ def test_vllm_is_read_by_its_own_parser(vllm_python: str, small_model: Path, che
     assert found["connector"]["state"] == "ok"
 
 
-def test_lmcache_takes_the_plugin(lmcache_python: str, check: Callable[..., Any]) -> None:
-    """The contract is the installed package's own."""
-    status, found = check("lmcache", lmcache_python)
-    assert status == 0, found
-    assert found["connector"]["state"] == found["lmcache"]["state"] == "ok", found
+def test_lmcache_and_sglang_take_their_connectors(lmcache_python: str, sglang_python: str, check: Callable[..., Any]) -> None:
+    """Both contracts are the installed packages' own."""
+    for engine, python in (("lmcache", lmcache_python), ("sglang", sglang_python)):
+        status, found = check(engine, python)
+        assert status == 0, found
+        assert found["connector"]["state"] == found[engine]["state"] == "ok", found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.client.choose import AUTO
-from kvpool.connectors.check import lmcache, vllm
+from kvpool.connectors.check import lmcache, sglang, vllm
 from kvpool.connectors.check.lines import Facts, Line, error, fail, ok, value, warn
 from kvpool.connectors.check.pool import NodeSeen, pool_lines
 from kvpool.connectors.check.spelling import parse_object, split_flags
@@ -64,6 +64,22 @@ def plan_vllm(config: str | None, pool: str | None, flags: Sequence[str]) -> Pla
     )
 
 
+def plan_sglang(config: str | None, pool: str | None, flags: Sequence[str]) -> Plan:
+    """SGLang's HiCache with the dynamic storage backend."""
+    _, spelled = split_flags(flags, sglang.OPTION)
+    given = config or spelled
+    extra = dict(parse_object(given, "the backend's extra configuration")) if given else sglang.extra_for(pool or "")
+    if pool:
+        extra.setdefault("pool", pool)
+    return Plan(
+        pool=str(extra.get("pool", "")),
+        transport=str(extra.get("transport", AUTO)),
+        asked=sglang.asked(extra),
+        start_with=["--hicache-storage-backend", "dynamic", sglang.OPTION, json.dumps(extra, separators=(",", ":"))],
+        decide=lambda facts, nodes, environment: sglang.lines(facts, extra),
+    )
+
+
 def plan_lmcache(config: str | None, pool: str | None, flags: Sequence[str]) -> Plan:
     """LMCache's server with the pool as its L2, through the plugin or as Redis."""
     _, spelled = split_flags(flags, lmcache.OPTION)
@@ -83,6 +99,7 @@ def plan_lmcache(config: str | None, pool: str | None, flags: Sequence[str]) -> 
 
 ENGINES: Mapping[str, Callable[[str | None, str | None, Sequence[str]], Plan]] = {
     "vllm": plan_vllm,
+    "sglang": plan_sglang,
     "lmcache": plan_lmcache,
 }
 

@@ -1,4 +1,4 @@
-"""What the check says of LMCache: planted faults, each with its line."""
+"""What the check says of LMCache and SGLang: planted faults, each with its line."""
 
 import json
 from collections.abc import Mapping
@@ -41,9 +41,13 @@ def plugin(**params: Any) -> dict[str, Any]:
     return {"type": "plugin", "module_path": "kvpool.connectors.lmcache", "class_name": "KvpoolL2", "adapter_params": params}
 
 
+def backend(**extra: Any) -> dict[str, Any]:
+    return {"backend_name": "kvpool", "module_path": "kvpool.connectors.sglang", "class_name": "KvpoolHiCache", "interface_v1": 1, **extra}
+
+
 def test_good_setups_have_nothing_to_do() -> None:
     """Nobody should be sent to mend what works; the pool's address may be given beside the configuration."""
-    for found in (lines("lmcache", plugin(scope="m", pool=POOL)), lines("lmcache", plugin(scope="m"))):
+    for found in (lines("lmcache", plugin(scope="m", pool=POOL)), lines("lmcache", plugin(scope="m")), lines("sglang", backend(scope="m"))):
         assert {line.state for line in found.values()} == {"ok"}, found
     resp = lines("lmcache", {"type": "resp", "host": "127.0.0.1", "port": 6380}, pool=None)
     assert {line.state for line in resp.values()} == {"ok"}
@@ -60,6 +64,14 @@ def test_good_setups_have_nothing_to_do() -> None:
         ("lmcache", plugin(scope="m"), {"engine": {"value": "0.6.0"}}, "lmcache", "warn"),
         ("lmcache", plugin(scope="m"), {"engine": {"error": "no package"}}, "lmcache", "fail"),
         ("lmcache", plugin(scope="m"), {"connector": {"error": "ImportError: x"}}, "connector", "fail"),
+        ("sglang", None, {"connector": {"value": {**CONNECTOR, "missing": ["batch_get"]}}}, "connector", "fail"),
+        ("sglang", None, {"connector": {"value": {**CONNECTOR, "is_one": False}}}, "connector", "fail"),
+        ("sglang", None, {"engine": {"value": "0.4.0"}}, "sglang", "warn"),
+        ("sglang", None, {}, "config", "warn"),
+        ("sglang", backend(scope="m", interface_v1=0), {}, "config", "warn"),
+        ("sglang", backend(class_name="Other"), {}, "config", "fail"),
+        ("sglang", backend(backend_name=""), {}, "config", "fail"),
+        ("sglang", backend(colour=1), {}, "config", "fail"),
     ],
 )
 def test_fault_has_its_line(engine: str, config: Mapping[str, Any] | None, facts: Mapping[str, Any], what: str, state: str) -> None:
