@@ -71,13 +71,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One pass of the load: mean time to first token, what was answered, requests that failed, tokens of prompts, of them external."""
+    """One pass of the load: mean time to first token, what was answered, requests that failed, tokens of prompts.
+
+    `external_tokens` of these came from the external cache, `local_tokens` were in the engine's own.
+    """
 
     ttft_ms: float
     answers: Sequence[str]
     failed: int
     prompt_tokens: float
     external_tokens: float
+    local_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +143,18 @@ def serve(server: VllmServer, python: str, model: Path, load: Load, result: Path
     if done.returncode != 0:
         sys.exit(f"vllm bench serve failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     said, after = json.loads(result.read_text()), server.counters()
+
+    def grown(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
     return Pass(
         ttft_ms=said["mean_ttft_ms"],
         answers=said["generated_texts"],
         failed=load.prompts - said["completed"],
-        prompt_tokens=after["vllm:prompt_tokens"] - before.get("vllm:prompt_tokens", 0.0),
-        external_tokens=after.get(_HITS, 0.0) - before.get(_HITS, 0.0),
+        prompt_tokens=grown("vllm:prompt_tokens"),
+        external_tokens=grown("vllm:external_prefix_cache_hits"),
+        local_tokens=grown("vllm:prefix_cache_hits"),
     )
-
-
-_HITS = "vllm:external_prefix_cache_hits"
 
 
 def contest(name: str, python: str, model: Path, logs: Path, load: Load) -> Found:
@@ -176,6 +182,11 @@ def exactness(found: Found, reference: Found, *, cold: bool = False) -> float:
     return sum(one == other for one, other in pairs) / len(pairs)
 
 
+def share(one: Pass) -> float:
+    """Of a pass's tokens of prompts, those from the external cache."""
+    return one.external_tokens / one.prompt_tokens
+
+
 def summary(rounds: Sequence[Mapping[str, Found]]) -> dict[str, Any]:
     """The keys, medians over rounds; those of contestants that took no part are left out."""
     ttft = {name: spread([found[name].second.ttft_ms for found in rounds]) for name in rounds[0]}
@@ -186,8 +197,7 @@ def summary(rounds: Sequence[Mapping[str, Found]]) -> dict[str, Any]:
     }
     for name, key in (("kvpool", "external_hit"), ("lmcache", "external_hit_lmcache")):
         if name in ttft:
-            shares = [found[name].second.external_tokens / found[name].second.prompt_tokens for found in rounds]
-            answer[key] = round(statistics.median(shares), 3)
+            answer[key] = round(statistics.median(share(found[name].second) for found in rounds), 3)
     if {"none", "kvpool"} <= ttft.keys():
         answer["ttft_speedup"] = round(statistics.median(f["none"].second.ttft_ms / f["kvpool"].second.ttft_ms for f in rounds), 2)
         answer["exact"] = round(min(exactness(found["kvpool"], found["none"]) for found in rounds), 3)
@@ -197,6 +207,17 @@ def summary(rounds: Sequence[Mapping[str, Found]]) -> dict[str, Any]:
     if {"kvpool", "lmcache"} <= ttft.keys():
         answer["over_lmcache"] = round(statistics.median(f["lmcache"].second.ttft_ms / f["kvpool"].second.ttft_ms for f in rounds), 2)
     return answer
+
+
+def table(rounds: Sequence[Mapping[str, Found]]) -> list[tuple[str, ...]]:
+    """A row for each contestant: both passes, and where the second one's tokens came from."""
+    rows = []
+    for name in rounds[0]:
+        second = [found[name].second for found in rounds]
+        local = statistics.median(one.local_tokens / one.prompt_tokens for one in second)
+        times = [str(spread([one.ttft_ms for one in passes])) for passes in ([found[name].first for found in rounds], second)]
+        rows.append((name, *times, f"{statistics.median(map(share, second)):.3f}", f"{local:.3f}"))
+    return rows
 
 
 def good(answer: Mapping[str, Any]) -> bool:
@@ -230,19 +251,7 @@ def main(vllm: str, model: str, only: Sequence[str], rounds: int, logs: Path | N
             taken.append({name: contest(name, vllm, directory, place, load) for name in only or CONTESTANTS})
             print(f"round {number + 1} of {rounds}", flush=True)
     answer = summary(taken)
-    rows = []
-    for name in taken[0]:
-        second = [found[name].second for found in taken]
-        shares = [one.external_tokens / one.prompt_tokens for one in second]
-        rows.append(
-            (
-                name,
-                str(spread([found[name].first.ttft_ms for found in taken])),
-                str(spread([one.ttft_ms for one in second])),
-                f"{statistics.median(shares):.3f}",
-            )
-        )
-    print_table(("external cache", "first pass, mean TTFT ms", "second pass", "of its prompts external"), rows)
+    print_table(("external cache", "first pass, mean TTFT ms", "second pass", "its prompts: external", "own cache"), table(taken))
     if as_json:
         print_json(answer)
     sys.exit(0 if only or good(answer) else 1)

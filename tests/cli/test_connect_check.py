@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from kvpool.cli.main import cli
 from kvpool.testing.node_process import NodeProcess
+from kvpool.testing.stock_process import free_ports
 from kvpool.testing.vllm_stand_in import write_distribution, write_vllm
 
 ROOT = Path(__file__).parents[2]
@@ -77,3 +78,19 @@ def test_interpreter_that_lacks_everything_is_told(packages: Path) -> None:
     broken.write_text("#!/bin/sh\necho nonsense\nexit 4\n")
     broken.chmod(0o755)
     assert "status 4" in run("sglang", "--python", str(broken), "--pool", "127.0.0.1:9").output
+
+
+def test_lmcache_finds_the_door_for_clients_of_redis(packages: Path) -> None:
+    """With `resp` there is no kvpool in LMCache's process: what is to be seen is the port, and who answers at it."""
+    write_distribution(packages, "lmcache", "0.5.6")
+    (port,) = free_ports(1)
+    config = json.dumps({"type": "resp", "host": "127.0.0.1", "port": port})
+    arguments = ("lmcache", "--python", sys.executable, "--config", config, "--json")
+    away = run(*arguments)
+    assert (away.exit_code, states(away)["pool"]) == (3, "fail")
+    node = NodeProcess("--capacity", "64MiB", "--resp-port", str(port))
+    try:
+        there = run(*arguments)
+        assert (there.exit_code, set(states(there).values())) == (0, {"ok"}), there.output
+    finally:
+        node.stop()

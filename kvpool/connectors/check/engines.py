@@ -33,7 +33,8 @@ class Plan:
         seen = pool_lines(self.pool, self.transport, nodes, trouble) if self.pool else []
         if trouble := error(facts, "python"):
             return [fail("python", trouble, "name the interpreter that the engine runs in with --python"), *seen]
-        return [_python_line(facts), _kvpool_line(facts), *self.decide(facts, nodes, environment), *seen]
+        inside = [_kvpool_line(facts)] if "kvpool" in facts else []
+        return [_python_line(facts), *inside, *self.decide(facts, nodes, environment), *seen]
 
 
 def plan_vllm(config: str | None, pool: str | None, flags: Sequence[str]) -> Plan:
