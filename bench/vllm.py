@@ -1,6 +1,6 @@
 """What the pool saves a stock vLLM: time to first token with no external cache, with kvpool's connector, and with LMCache.
 
-`python -m bench.vllm [--vllm PYTHON] [--prefixes 6] [--prompts 12] [--prefix 1536] [--suffix 64] [--rounds 1] [--json]`. `--vllm` is the
+`python -m bench.vllm [--vllm PYTHON] [--prefixes 4] [--prompts 8] [--prefix 1536] [--suffix 64] [--rounds 1] [--json]`. `--vllm` is the
 interpreter of an environment with vLLM for CPUs and LMCache, by default the one of `make engines`.
 
 One after the other, on one machine, each with its cache server beside it: a vLLM server takes the load of `vllm bench serve` with the
@@ -20,6 +20,7 @@ that turns some greedy answers. `exact` compares like with like, `exact_cold` wi
 
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -230,8 +231,8 @@ def good(answer: Mapping[str, Any]) -> bool:
     "--vllm", default=str(_ROOT / ".venv-engines/bin/python"), envvar="KVPOOL_VLLM_PYTHON", help="Interpreter that has vLLM and LMCache."
 )
 @click.option("--model", default="smollm2", show_default=True, help="As the router's.")
-@click.option("--prefixes", default=6, show_default=True, type=click.IntRange(1))
-@click.option("--prompts", default=12, show_default=True, type=click.IntRange(1), help="In all.")
+@click.option("--prefixes", default=4, show_default=True, type=click.IntRange(1))
+@click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="In all.")
 @click.option("--prefix", default=1536, show_default=True, type=click.IntRange(128), help="Tokens that prompts share.")
 @click.option("--suffix", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt's own.")
 @click.option("--only", multiple=True, type=click.Choice(CONTESTANTS), help="Measure some of them.")
@@ -242,6 +243,7 @@ def main(vllm: str, model: str, only: Sequence[str], rounds: int, logs: Path | N
     """Measure, print, compare."""
     if not Path(vllm).exists():
         raise click.ClickException(f"no interpreter {vllm}: run `make engines`, or name one with --vllm")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the servers, too
     directory = resolve_model(model, deadline_ns=time.monotonic_ns() + 600 * SECOND)
     load, taken = Load(**sizes), []
     with TemporaryDirectory() as temporary:

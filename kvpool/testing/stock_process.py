@@ -21,6 +21,7 @@ from kvpool.cluster.child import Child
 HEALTH_S = 420.0
 """How long a server may take to become healthy: vLLM imports and warms up for 26 s on a quiet machine, minutes on a busy one."""
 STOP_S = 30.0
+_REST_S = 5.0
 _LOG_TAIL = 4000
 _LEFT_BEHIND = ("vllm", "psm_", "sem.", "lmcache", "torch_")
 """How names begin of what engines make in /dev/shm and forget when they are ended."""
@@ -63,8 +64,7 @@ class StockProcess:
             return
         shared = _shared_memory(child.pid)
         child.stop(STOP_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # the child led a group of its own: workers that outlived it
+        _end_group(child.pid)
         for name in shared:
             (Path("/dev/shm") / name).unlink(missing_ok=True)
 
@@ -205,6 +205,16 @@ def free_ports(count: int) -> list[int]:
     for one in bound:
         one.close()
     return ports
+
+
+def _end_group(leader: int) -> None:
+    """End what outlived the leader of a group. It has a while to clean up: Python's resource tracker unlinks what others forgot."""
+    deadline = time.monotonic() + _REST_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(leader, 0)
+            time.sleep(0.05)
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _shared_memory(leader: int) -> set[str]:
