@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvpool.cli.options import json_option, print_json
+from kvpool.cli.options import print_json
 
 if TYPE_CHECKING:
     from kvpool.connectors.check.lines import Line
@@ -18,7 +18,7 @@ POOL_TIMEOUT_S = 5.0
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-@click.command(name="connect-check", context_settings={"ignore_unknown_options": False})
+@click.command(name="connect-check")
 @click.argument("engine", type=click.Choice(["vllm", "sglang", "lmcache"]))
 @click.option("--python", default=sys.executable, metavar="FILE", help="The engine's interpreter; by default this one.")
 @click.option(
@@ -26,10 +26,11 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 )
 @click.option("--config", metavar="JSON", default=None, help="vLLM's transfer config, SGLang's backend extra config, LMCache's L2 adapter.")
 @click.option("--timeout", "timeout_s", default=180.0, show_default=True, type=click.FloatRange(1), help="Seconds for the engine's part.")
-@json_option
+@click.option("-o", "--output", default="table", show_default=True, type=click.Choice(["table", "json"]))
+@click.option("--json", "output", flag_value="json", help="The same as -o json.")
 @click.argument("flags", metavar="[-- ENGINE FLAGS]", nargs=-1)
 def connect_check(
-    engine: str, python: str, pool: str | None, config: str | None, timeout_s: float, as_json: bool, flags: Sequence[str]
+    engine: str, python: str, pool: str | None, config: str | None, timeout_s: float, output: str, flags: Sequence[str]
 ) -> None:
     """Tell what will and what won't work between an engine and the pool, before it is started.
 
@@ -51,7 +52,7 @@ def connect_check(
     except (KvpoolError, TimeoutError) as error:
         trouble = str(error) or f"{plan.pool} did not answer in time"
     lines = plan.lines(probe(python, plan.asked, timeout_s), nodes, trouble, os.environ)
-    if as_json:
+    if output == "json":
         print_json({"engine": engine, "lines": [line.as_json() for line in lines], "start_with": plan.start_with})
     else:
         _show(engine, lines, plan.start_with)

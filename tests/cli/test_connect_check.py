@@ -58,7 +58,7 @@ def test_engine_that_will_not_work_ends_with_3(packages: Path) -> None:
     write_vllm(packages, wants="dance")
     config = json.dumps({"kv_connector": "KvpoolConnector", "kv_role": "both", "kv_connector_extra_config": {"pool": "127.0.0.1:9"}})
     arguments = ("vllm", "--python", sys.executable, "--config", config)
-    result = run(*arguments, "--json", "--", "--blok-size", "32")
+    result = run(*arguments, "-o", "json", "--", "--blok-size", "32")
     assert result.exit_code == 3
     found = states(result)
     assert {name for name, state in found.items() if state == "fail"} == {"connector", "config", "flags", "pool"}
