@@ -54,14 +54,15 @@ class _Pages:
 
     async def models(self, request: Request) -> Response:
         self._services.access.check(request, Right.READ)
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": self._models()})
 
     async def model(self, request: Request) -> Response:
         self._services.access.check(request, Right.READ)
         asked = request.path_params["model"]
-        if asked != self._services.model.name:
-            raise model_not_found(asked, self._services.model.name)
-        return JSONResponse(self._model())
+        for model in self._models():
+            if model["id"] == asked:
+                return JSONResponse(model)
+        raise model_not_found(asked, self._services.model.name)
 
     async def tokenize(self, request: Request) -> Response:
         services = self._services
@@ -103,10 +104,12 @@ class _Pages:
         lines = services.recorder.lines(services.model.name, services.clock.now_ns())
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
 
-    def _model(self) -> dict[str, Any]:
-        services = self._services
-        served = {"id": services.model.name, "object": "model", "created": services.started_s, "owned_by": "kvpool"}
-        return {**served, "max_model_len": services.context_tokens()}
+    def _models(self) -> list[dict[str, Any]]:
+        """The model, then the adapters of engines, which have it as their parent."""
+        services, name = self._services, self._services.model.name
+        common = {"object": "model", "created": services.started_s, "owned_by": "kvpool"}
+        adapters = [{"id": one, **common, "parent": name, "max_model_len": room} for one, room in services.adapters().items()]
+        return [{"id": name, **common, "max_model_len": services.context_tokens()}, *adapters]
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -44,8 +44,9 @@ class Attempts:
         return max(0.001, (self._job.deadline_ns - self._clock.now_ns()) / SECOND)
 
     def usable(self, role: str) -> list[Worker]:
-        """Workers of `role` that take requests and haven't failed this one."""
-        return [worker for worker in self._fleet.offered(role) if worker.ref not in self._excluded]
+        """Workers of `role` that take requests, have the adapter of this one, and haven't failed it."""
+        adapter = self._job.adapter
+        return [w for w in self._fleet.offered(role) if w.ref not in self._excluded and (not adapter or adapter in w.adapters)]
 
     def failed(self, worker: Worker, error: KvpoolError) -> None:
         """Note a failed attempt; raises when it was the last the request may make, or when the request itself is at fault."""

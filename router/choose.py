@@ -185,6 +185,7 @@ class Chooser:
             output_tokens=self.answer_tokens(job.max_tokens),
             session=job.session,
             tenant=tenant,
+            adapter=job.adapter,
             priority=min(100, max(0, 50 - job.priority)),
             arrived_ns=self._clock.now_ns(),
             deadline_ns=job.deadline_ns,
@@ -214,6 +215,7 @@ class Chooser:
             price_s=here.price * token_s,
             pool_free_tokens=pool.free // worker.said.token_bytes if worker.said.token_bytes else 0,
             pool_price_s=pool.price * token_s,
+            adapter_loaded=not need.job.adapter or need.job.adapter in worker.adapters,
             suspect=self._fleet.suspected(worker),
         )
 

@@ -59,6 +59,7 @@ class Composer:
                     session=session,
                     priority=priority,
                     attention=ask.attention,
+                    adapter=ask.adapter,
                 )
                 trace = Trace(arrived_ns=arrived_ns, tokenize_ns=tokenize_ns)
                 found.append(self._answer(ask, job, trace, leader, given))

@@ -215,6 +215,7 @@ class _Run:
             sampling=job.sampling,
             scope=job.scope,
             attention=trace.attention,
+            adapter=job.adapter,
         )
         trace.decode_worker = worker.ref.id
         began_ns = self._clock.now_ns()

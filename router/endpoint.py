@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,8 +40,8 @@ log = logging.getLogger("router")
 class Parse(Protocol):
     """Reads the body of one endpoint; raises `ApiError`."""
 
-    def __call__(self, body: bytes, *, model: str, seed: int) -> Ask:
-        """What is asked; `model` is the served one, `seed` the one to use when the caller gives none."""
+    def __call__(self, body: bytes, *, model: str, seed: int, adapters: Collection[str]) -> Ask:
+        """What is asked; `model` is the served one, with its `adapters`; `seed` the one to use when the caller gives none."""
         ...
 
 
@@ -110,7 +110,7 @@ class GenerateEndpoint:
             with ExitStack() as slots:
                 slots.enter_context(services.slot())
                 body = await read_body(call.request, services.limits.max_body_bytes, services.limits.client_timeout_s)
-                ask = self._parse(body, model=services.model.name, seed=secrets.randbits(63))
+                ask = self._parse(body, model=services.model.name, seed=secrets.randbits(63), adapters=services.adapters())
                 for _ in range(ask.n * max(1, len(ask.prompts)) - 1):
                     slots.enter_context(services.slot())
                 return await until_hang_up(call.request, self._generate(call, ask, principal))
@@ -133,7 +133,11 @@ class GenerateEndpoint:
                 trace=answer.trace,
             )
         shape = Shape(
-            chat=ask.chat, id=call.answer_id, model=services.model.name, created=int(time.time()), usage=ask.stream and ask.include_usage
+            chat=ask.chat,
+            id=call.answer_id,
+            model=ask.adapter or services.model.name,
+            created=int(time.time()),
+            usage=ask.stream and ask.include_usage,
         )
         generations = [answer.generation for answer in call.answers]
         leaders = [answer.leader for answer in call.answers]

@@ -17,7 +17,7 @@ from kvpool.policy.routing import WorkerRef
 from kvpool.request import DRAINING
 from router.pool import PoolView
 from router.settings import Limits
-from router.worker import NOT_ELSEWHERE, ROLES, Elsewhere, Place, Said, Worker, WorkerPort
+from router.worker import NOT_ELSEWHERE, ROLES, Elsewhere, Place, Said, Worker, WorkerPort, adapters_in
 
 log = logging.getLogger("router.fleet")
 
@@ -163,6 +163,7 @@ class Fleet:
             if ref in self._workers:
                 self._workers[ref].listed = True
                 self._workers[ref].draining = member.info.get("state") == DRAINING
+                self._workers[ref].adapters = _adapters_of(member)
         for ref in self._workers.keys() - wanted.keys():
             self._workers[ref].listed = False
         for worker in list(self._workers.values()):
@@ -194,6 +195,14 @@ class Fleet:
         task = asyncio.get_running_loop().create_task(_close(worker))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _adapters_of(member: Member) -> frozenset[str]:
+    try:
+        return adapters_in(member.info)
+    except ConfigError as error:
+        log.error("%s worker %s at %s is used without adapters: %s", member.role, member.id, member.address, error)
+        return frozenset()
 
 
 async def _close(worker: Worker) -> None:

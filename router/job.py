@@ -10,7 +10,8 @@ class Job:
     """Continue `prompt` by at most `max_tokens` tokens, ending after any of `stop_tokens`; `deadline_ns` is monotonic.
 
     As the caller says: `user`, one of the tenant's own users ("": it doesn't say); `session`, what its requests of one conversation
-    have in common; `priority`, 0 as usual, lower is more urgent; `attention`, the technique to decode with, "" for the workers' own.
+    have in common; `priority`, 0 as usual, lower is more urgent; `attention`, the technique to decode with, "" for the workers' own;
+    `adapter`, the LoRA adapter to answer with, "" for none.
     """
 
     request_id: str
@@ -24,6 +25,7 @@ class Job:
     session: str = ""
     priority: int = 0
     attention: str = ""
+    adapter: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

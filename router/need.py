@@ -28,7 +28,7 @@ class Need:
             return self._none
         space = _space(worker)
         if space not in self._keys:
-            self._keys[space] = chain_keys(worker.root_of(self.job.scope), self.job.prompt, worker.block_tokens)
+            self._keys[space] = chain_keys(worker.root_of(self.job.scope, self.job.adapter), self.job.prompt, worker.block_tokens)
         return self._keys[space]
 
     def keys_with(self, worker: Worker, generated: list[int]) -> list[BlockKey]:
@@ -36,7 +36,7 @@ class Need:
         keys = self.keys(worker)
         rest = (*self.job.prompt, *generated[:-1])[len(keys) * worker.block_tokens :]
         parent = keys[-1] if keys else None
-        return [*keys, *chain_keys(worker.root_of(self.job.scope), rest, worker.block_tokens, parent=parent)]
+        return [*keys, *chain_keys(worker.root_of(self.job.scope, self.job.adapter), rest, worker.block_tokens, parent=parent)]
 
     def known(self, worker: Worker) -> bool:
         """Whether somebody has said how much of it the pool holds."""

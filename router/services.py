@@ -53,6 +53,14 @@ class Services:
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
 
+    def adapters(self) -> dict[str, int]:
+        """LoRA adapters, each a model of its own in the API: prompt and answer tokens that all workers with it have room for, by name."""
+        rooms: dict[str, int] = {}
+        for worker in self.dispatcher.fleet.alive("decode"):
+            for name in worker.adapters - {self.model.name}:
+                rooms[name] = min(rooms.get(name, self.model.context_tokens), worker.context_tokens)
+        return dict(sorted(rooms.items()))
+
     def context_tokens(self) -> int:
         """Prompt and answer tokens that the model and every live decode worker have room for."""
         workers = self.dispatcher.fleet.alive("decode")

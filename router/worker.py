@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
+import msgspec
+
 from kvpool.block import KEY_BYTES, MAX_BLOCK_TOKENS, salted_root
 from kvpool.engine.attention.settings import parse_attention
 from kvpool.errors import ConfigError
@@ -16,6 +18,8 @@ from kvpool.policy.routing import WorkerRef
 from kvpool.request import DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest, Scope, WorkerStatus
 
 ROLES = ("prefill", "decode")
+ADAPTERS = "adapters"
+"""In a worker's info: its LoRA adapters, a JSON array of names."""
 
 
 class WorkerPort(Protocol):
@@ -112,6 +116,8 @@ class Worker:
     trust: Trust = field(default_factory=Trust)
     listed: bool = True
     draining: bool = False
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that it answers with if a request names one; they may come and go."""
 
     @property
     def name(self) -> str:
@@ -143,11 +149,28 @@ class Worker:
         """Requests there, from all routers as far as is known."""
         return self.active + self.elsewhere.active
 
-    def root_of(self, scope: Scope) -> bytes:
-        """The root of the keys of `scope`'s blocks in this worker. Unknown to a worker that doesn't say: one that nobody else has."""
+    def root_of(self, scope: Scope, adapter: str = "") -> bytes:
+        """The root of the keys of `scope`'s blocks, computed with `adapter`, in this worker.
+
+        Unknown to a worker that doesn't say how it makes them: one that nobody else has.
+        """
+        root = adapter_root(self.root, adapter) if adapter else self.root
         if not scope.salt:
-            return self.root
-        return salted_root(self.said.fields, scope.salt) if self.said.fields else scoped_root(self.root, scope.salt)
+            return root
+        return salted_root(self.said.fields, scope.salt) if self.said.fields and not adapter else scoped_root(root, scope.salt)
+
+
+def adapter_root(root: bytes, adapter: str) -> bytes:
+    """The root of the keys of what is computed with the LoRA adapter `adapter` of a stock engine: nobody else has it."""
+    return hashlib.sha256(root + b"\0adapter\0" + adapter.encode()).digest()
+
+
+def adapters_in(info: Mapping[str, str]) -> frozenset[str]:
+    """The LoRA adapters that a worker says it has. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode(info.get(ADAPTERS, "[]"), type=frozenset[str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"what it says of its adapters can't be read: {error}") from None
 
 
 def scoped_root(root: bytes, salt: bytes) -> bytes:

@@ -93,7 +93,8 @@ class DecodeRequest:
     Events carry only tokens after `generated`. Stops after a token of `stop_tokens` (which is emitted).
 
     `attention`: which technique chooses what is read behind the prompt (docs/attention.md), "full" for none, "" for the worker's own; the
-    worker refuses one that it can't read. Raises `ConfigError` for a text longer than `MAX_ATTENTION_CHARS`.
+    worker refuses one that it can't read. Raises `ConfigError` for a text longer than `MAX_ATTENTION_CHARS`. `adapter`: with which LoRA
+    adapter, "" for none; stock engines have some, workers of ours none.
     """
 
     request_id: str
@@ -104,6 +105,7 @@ class DecodeRequest:
     sampling: Sampling = field(default_factory=Sampling)
     scope: Scope = EVERYBODY
     attention: str = ""
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if len(self.attention) > MAX_ATTENTION_CHARS:

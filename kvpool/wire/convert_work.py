@@ -138,7 +138,9 @@ def prefill_event_from_pb(message: pb.PrefillEvent) -> PrefillEvent:
 
 
 def decode_to_pb(value: DecodeRequest) -> pb.DecodeRequest:
-    """Spell a decode request."""
+    """Spell a decode request; `ConfigError` for one with an adapter, which workers have none of."""
+    if value.adapter:
+        raise ConfigError(f"a worker has no LoRA adapters, and {value.adapter!r} was asked for; stock engines may have it")
     return pb.DecodeRequest(
         request_id=value.request_id,
         prompt=value.prompt,

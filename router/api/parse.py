@@ -1,5 +1,6 @@
 """From the bytes of a request body to what is asked (`Ask`), or to the error that says which field is wrong."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,6 +47,8 @@ class Ask:
     session: str = ""
     priority: int = 0
     attention: str = ""
+    adapter: str = ""
+    """The LoRA adapter that was asked for as a model; "" for the served model itself."""
     timeout_s: float | None = None
 
     @property
@@ -54,9 +57,9 @@ class Ask:
         return "messages" if self.chat else "prompt"
 
 
-def parse_chat(body: bytes, *, model: str, seed: int) -> Ask:
-    """A /v1/chat/completions body; `seed` is used when the caller gives none. Raises `ApiError`."""
-    fields = _fields(body, model, ChatBody)
+def parse_chat(body: bytes, *, model: str, seed: int, adapters: Collection[str] = ()) -> Ask:
+    """A /v1/chat/completions body for `model` or one of its `adapters`; `seed` is used when the caller gives none. Raises `ApiError`."""
+    fields = _fields(body, model, adapters, ChatBody)
     check_messages(fields)
     chat = _validated(ChatBody, fields)
     if chat.top_logprobs is not None and not chat.logprobs:
@@ -71,13 +74,14 @@ def parse_chat(body: bytes, *, model: str, seed: int) -> Ask:
         tools=() if chat.tool_choice == "none" else tools,
         parallel_tool_calls=chat.parallel_tool_calls is not False,
         max_tokens=limit,
+        adapter=_adapter(chat.model, model),
         **_common(chat, seed, (chat.top_logprobs or 0) if chat.logprobs else None),
     )
 
 
-def parse_completion(body: bytes, *, model: str, seed: int) -> Ask:
-    """A /v1/completions body; `seed` is used when the caller gives none. Raises `ApiError`."""
-    fields = _fields(body, model, CompletionBody)
+def parse_completion(body: bytes, *, model: str, seed: int, adapters: Collection[str] = ()) -> Ask:
+    """A /v1/completions body, as `parse_chat`. Raises `ApiError`."""
+    fields = _fields(body, model, adapters, CompletionBody)
     completion = _validated(CompletionBody, fields)
     if completion.best_of not in (None, completion.n or 1):
         raise unsupported("best_of", "all n answers are given; choose among them")
@@ -95,8 +99,13 @@ def parse_completion(body: bytes, *, model: str, seed: int) -> Ask:
         prompts=tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts),
         echo=bool(completion.echo),
         max_tokens=completion.max_tokens if completion.max_tokens is not None else COMPLETION_MAX_TOKENS,
+        adapter=_adapter(completion.model, model),
         **common,
     )
+
+
+def _adapter(asked: str, model: str) -> str:
+    return "" if asked == model else asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +168,13 @@ def _attention(text: str | None) -> str:
         raise bad_request(f"Invalid value for kvpool_attention: {error}.", param="kvpool_attention") from None
 
 
-def _fields(body: bytes, model: str, kind: type[BaseModel]) -> dict[str, Any]:
+def _fields(body: bytes, model: str, adapters: Collection[str], kind: type[BaseModel]) -> dict[str, Any]:
     """The JSON object of a generation request, its model and the parameters that `kind` doesn't have checked."""
     fields = _object(body)
     asked = fields.get("model")
     if asked is None:
         raise bad_request("you must provide a model parameter.", param="model", code="missing_required_parameter")
-    if isinstance(asked, str) and asked != model:
+    if isinstance(asked, str) and asked != model and asked not in adapters:
         raise model_not_found(asked, model)
     check_supported({name: value for name, value in fields.items() if name not in kind.model_fields})
     return fields

@@ -12,7 +12,7 @@ and counted. Messages wait in the socket (`WAITING` of them), then at the engine
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from kvpool.errors import ConfigError
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
 from router.feeds.vllm_order import Order, Place
-from router.feeds.vllm_state import VllmBlocks, VllmCounts, unknown_salt
+from router.feeds.vllm_state import VllmBlocks, VllmCounts, unknown_adapter, unknown_salt
 from router.feeds.vllm_wire import MalformedError, read_batch
 
 log = logging.getLogger("router.feeds")
@@ -45,9 +45,9 @@ class VllmFeed:
     """Keeps what one engine holds in `index`, under `holder`. Lives on one event loop: `start`, then `await close()`.
 
     `endpoint`: where the engine publishes (tcp://host:port, ipc://path), `replay_endpoint`: where it replays; `topic`: what its messages
-    begin with. `root` and `block_tokens`: of our keys for its model; its blocks must be whole blocks of ours. `adapters`: roots by name
-    of LoRA adapters, `salts`: the root for a request's `cache_salt`, None for one that isn't ours. Of a data-parallel engine each rank is
-    a feed of its own (port + rank).
+    begin with. `root` and `block_tokens`: of our keys for its model; its blocks must be whole blocks of ours. `adapters`: the
+    root for a LoRA adapter by its name, `salts`: that for a root and a request's `cache_salt`, None for one that isn't ours. Of a
+    data-parallel engine each rank is a feed of its own (port + rank).
 
     `replay_s`: how long the engine may take for each message of a replay; replays are at least `replay_pause_s` apart. After `silence_s`
     without a message it is asked whether it is still the same. Raises `ConfigError`.
@@ -63,8 +63,8 @@ class VllmFeed:
         holder: WorkerRef,
         root: bytes,
         block_tokens: int,
-        adapters: Mapping[str, bytes] | None = None,
-        salts: Callable[[str], bytes | None] = unknown_salt,
+        adapters: Callable[[str], bytes | None] = unknown_adapter,
+        salts: Callable[[bytes, str], bytes | None] = unknown_salt,
         replay_s: float = 5.0,
         silence_s: float = 5.0,
         replay_pause_s: float = 0.2,
@@ -73,7 +73,7 @@ class VllmFeed:
         for one in (endpoint, *((replay_endpoint,) if replay_endpoint is not None else ())):
             if not one.startswith(("tcp://", "ipc://", "inproc://")) or "*" in one:
                 raise ConfigError(f"an engine's endpoint is tcp://host:port or ipc://path to connect to, got {one!r}")
-        if any(len(one) != KEY_BYTES for one in (root, *(adapters or {}).values())):
+        if len(root) != KEY_BYTES:
             raise ConfigError(f"the root of a namespace has {KEY_BYTES} bytes")
         if not 1 <= block_tokens <= MAX_BLOCK_TOKENS or min(replay_s, silence_s) <= 0:
             raise ConfigError(f"block_tokens must be 1..{MAX_BLOCK_TOKENS}, and times positive")
@@ -81,7 +81,7 @@ class VllmFeed:
         self.counts = VllmCounts()
         self.complete = False
         """Whether the engine has replayed what it remembers; true from the start on without a replay endpoint."""
-        self._blocks = VllmBlocks(index, holder, root, block_tokens, adapters or {}, self.counts, salts=salts)
+        self._blocks = VllmBlocks(index, holder, root, block_tokens, adapters, self.counts, salts=salts)
         self._index = index
         self._order = Order()
         self._endpoint, self._replay_endpoint, self._topic = endpoint, replay_endpoint, topic.encode()

@@ -10,7 +10,7 @@ Names outlive what they name for a while: a block that went is often stored agai
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,14 +57,18 @@ class VllmCounts:
     replay_failures: int = 0
 
 
-def unknown_salt(salt: str) -> None:
+def unknown_salt(root: bytes, salt: str) -> None:
     """No salt has a root."""
 
 
-class VllmBlocks:
-    """The blocks of the engine `holder`. `root` and `block_tokens`: our namespace's; `adapters`: the root for each adapter by name.
+def unknown_adapter(name: str) -> None:
+    """No adapter has a root."""
 
-    `salts`: the root for a `cache_salt` that the engine was given; None for one that isn't ours.
+
+class VllmBlocks:
+    """The blocks of the engine `holder`. `root` and `block_tokens`: our namespace's; `adapters`: the root for an adapter by its name.
+
+    `salts`: the root for a `cache_salt` that the engine was given, from the root without; None for one that isn't ours.
     """
 
     def __init__(
@@ -73,10 +77,10 @@ class VllmBlocks:
         holder: WorkerRef,
         root: bytes,
         block_tokens: int,
-        adapters: Mapping[str, bytes],
+        adapters: Callable[[str], bytes | None],
         counts: VllmCounts,
         *,
-        salts: Callable[[str], bytes | None] = unknown_salt,
+        salts: Callable[[bytes, str], bytes | None] = unknown_salt,
         max_blocks: int = HOLDER_KEYS,
     ) -> None:
         self._index = index
@@ -136,7 +140,8 @@ class VllmBlocks:
             return
         before = self._keys(event.parent) if event.parent is not None else []
         salt = _salt(event)
-        root = self._adapters.get(event.lora) if event.lora else self._salts(salt) if salt else self._root
+        root = self._adapters(event.lora) if event.lora else self._root
+        root = self._salts(root, salt) if salt and root is not None else root
         clean = count if root is not None and event.block_size % self._size == 0 else 0
         clean = min(clean, _plain((None, *event.extra[1:]) if salt else event.extra, event.lora, count))
         self._counts.unmapped += count - clean
@@ -192,9 +197,10 @@ class VllmBlocks:
 
 
 def _salt(event: BlocksStored) -> str:
-    """What the hash of the first block of a prompt holds besides tokens, if that is one text and no adapter: bare, or after its kind."""
-    first = event.extra[0] if event.extra and event.parent is None and not event.lora else None
-    only = first[0] if isinstance(first, list) and len(first) == 1 else None
+    """What the hash of the first block of a prompt holds besides tokens and its adapter, if that is one text: bare, or after its kind."""
+    first = event.extra[0] if event.extra and event.parent is None else None
+    rest = [item for item in first if not (event.lora and _names(item, event.lora))] if isinstance(first, list) else []
+    only = rest[0] if len(rest) == 1 else None
     if isinstance(only, list) and len(only) == 2 and only[0] == "cache_salt":
         only = only[1]
     return only if isinstance(only, str) else ""

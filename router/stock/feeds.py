@@ -15,7 +15,7 @@ from kvpool.request.events import NO_PRESSURE, Pressure
 from router.feeds import View, VllmFeed
 from router.stock.roster import KV_EVENTS, KV_REPLAY, KV_TOPIC
 from router.stock.spelling import SALT_MARK
-from router.worker import Said, scoped_root
+from router.worker import Said, adapter_root, scoped_root
 
 log = logging.getLogger("router.stock")
 
@@ -83,7 +83,8 @@ class EngineFeeds:
                 holder=ref,
                 root=said.root,
                 block_tokens=said.block_tokens,
-                salts=partial(_root_of_salt, said.root),
+                adapters=partial(adapter_root, said.root),
+                salts=_root_of_salt,
                 silence_s=self._silence_s,
             )
         except ConfigError as error:

@@ -88,7 +88,7 @@ class StockPort:
 
     async def _decode(self, request: DecodeRequest, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
         alone, begun, sent_ns = self._running == 1, self._begun, self._clock.now_ns()
-        body, first_ns, reason, cached = completion_of(request, self._model), 0, None, None
+        body, first_ns, reason, cached = completion_of(request, request.adapter or self._model), 0, None, None
         async with aclosing(self._chunks(body, request.request_id, timeout_s)) as chunks:
             async for chunk in chunks:
                 for choice in chunk.choices:

@@ -1,10 +1,10 @@
 """Which stock engines live: each is asked for its health once a second, and who answers is a decode worker of this router.
 
 Theory. An engine is in no cluster's membership, so the router finds out itself, and shows what it found as a `ClusterView` in which
-engines are the only members. An engine that comes (again) is asked what it serves, how its memory is cut into blocks, and where it
-publishes its events; from then on it is a member, under an id made from its URL and an incarnation that is the time its process started
-(or, if it doesn't say, when it was found), so that routers agree on both. It is gone at once when its address refuses or its health is an
-error, and after `PATIENCE` times without an answer: a busy server may be slow to say that it is well.
+engines are the only members. An engine that comes (again) is asked what it serves, adapters included, how its memory is cut into blocks,
+and where it publishes its events; from then on it is a member, under an id made from its URL and an incarnation that is the time its
+process started (or, if it doesn't say, when it was found), so that routers agree on both. It is gone at once when its address refuses or
+its health is an error, and after `PATIENCE` times without an answer: a busy server may be slow to say that it is well.
 
 A restart that is over before the next question goes unnoticed here; the engine's events tell of it (`router/feeds/vllm.py`).
 """
@@ -16,6 +16,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,7 @@ from kvpool.errors import ConfigError, DeadlineError, KvpoolError, ProtocolError
 from router.stock.http import ask
 from router.stock.place import EnginePlace
 from router.stock.port import StockPort
+from router.worker import ADAPTERS
 
 log = logging.getLogger("router.stock")
 
@@ -35,6 +37,10 @@ KV_REPLAY: Final = "kv_replay"
 KV_TOPIC: Final = "kv_topic"
 """In an engine's info: where it publishes its events and replays them, and what its messages begin with."""
 PATIENCE: Final = 3
+_LIST_EVERY: Final = 10
+"""Looks: adapters may be loaded and unloaded while an engine runs."""
+MAX_ADAPTERS: Final = 1024
+"""Of one engine; those with later names don't count."""
 _ASK_S: Final = 1.0
 _ANSWER_S: Final = 5.0
 _BLOCK_TOKENS: Final = 16
@@ -102,11 +108,14 @@ class EngineRoster:
 
     async def _follow(self, place: EnginePlace) -> None:
         """Until the end: whether it is there."""
-        silent, said = 0, ""
+        silent, said, looks = 0, "", 0
         while True:
+            looks += 1
             try:
                 if place.address in self._there:
                     await self._get(place, "/health")
+                    if looks % _LIST_EVERY == 0:
+                        await self._list(place, self._there[place.address])
                 else:
                     self._show(place, await self._meet(place))
                     log.info("the engine at %s serves: %s", place.address, self._there[place.address].info)
@@ -120,10 +129,18 @@ class EngineRoster:
                     self._show(place, None)
             await asyncio.sleep(self._ask_s)
 
+    async def _list(self, place: EnginePlace, member: Member) -> None:
+        """Ask an engine that is there which adapters it has now."""
+        adapters = _adapters_of(_json(place, await self._get(place, "/v1/models")))
+        if adapters != member.info[ADAPTERS]:
+            log.info("the engine at %s has the adapters %s", place.address, adapters)
+            self._show(place, replace(member, info={**member.info, ADAPTERS: adapters}))
+
     async def _meet(self, place: EnginePlace) -> Member:
         """Ask an engine what it is. Raises a `KvpoolError`: it is not there, or not to be used."""
         await self._get(place, "/health")
-        self._called[place.address], tokens = _model_of(place, _json(place, await self._get(place, "/v1/models")))
+        listed = _json(place, await self._get(place, "/v1/models"))
+        self._called[place.address], tokens = _model_of(place, listed)
         metrics = (await self._get(place, "/metrics")).decode(errors="replace")
         size, blocks, started = (pattern.search(metrics) for pattern in (_BLOCK_SIZE, _BLOCKS, _STARTED))
         block_tokens = int(size.group(1)) if size is not None and 1 <= int(size.group(1)) <= MAX_BLOCK_TOKENS else _BLOCK_TOKENS
@@ -133,6 +150,7 @@ class EngineRoster:
             "block_tokens": str(block_tokens),
             "max_tokens": str(tokens),
             "kv_tokens": str(int(blocks.group(1)) * block_tokens if blocks is not None and size is not None else 0),
+            ADAPTERS: _adapters_of(listed),
             **await self._events_of(place),
         }
         life_s = float(started.group(1)) if started is not None else time.time()
@@ -185,11 +203,23 @@ def _json(place: EnginePlace, data: bytes) -> Any:
         raise ProtocolError(f"{place.address} answered something that is not JSON: {error}") from error
 
 
+def _adapters_of(listed: Any) -> str:
+    """The LoRA adapters among the models that are listed: those that have a parent. As a JSON array."""
+    models = listed.get("data") if isinstance(listed, dict) else None
+    names = {
+        model["id"]
+        for model in (models if isinstance(models, list) else ())
+        if isinstance(model, dict) and isinstance(model.get("id"), str) and isinstance(model.get("parent"), str)
+    }
+    return msgspec.json.encode(sorted(names)[:MAX_ADAPTERS]).decode()
+
+
 def _model_of(place: EnginePlace, listed: Any) -> tuple[str, int]:
     """What the engine calls the model to use, and how many tokens of prompt and answer it takes."""
     models = listed.get("data") if isinstance(listed, dict) else None
     for model in models if isinstance(models, list) else ():
         name, tokens = (model.get("id"), model.get("max_model_len")) if isinstance(model, dict) else (None, None)
-        if isinstance(name, str) and type(tokens) is int and tokens >= 1 and place.model in ("", name):
+        wanted = name == place.model if place.model else not (isinstance(model, dict) and model.get("parent"))
+        if wanted and isinstance(name, str) and type(tokens) is int and tokens >= 1:
             return name, tokens
     raise ConfigError(f"it lists no model{f' called {place.model!r}' if place.model else ''} with a max_model_len")

@@ -37,6 +37,7 @@ class StockServer:
         kv_blocks: int = 4096,
         tells_events: bool = True,
         details: bool = True,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self.answer = answer
         self.model = model
@@ -44,6 +45,8 @@ class StockServer:
         self.kv_blocks = kv_blocks
         self.tells_events = tells_events
         self.details = details
+        self.adapters = adapters
+        """LoRA adapters that it has; may be changed."""
         self.engine = StockEngine()
         self.port = 0
         self.started_s = 0.0
@@ -111,17 +114,19 @@ class StockServer:
         self._held.clear()
         await self.engine.say(CLEARED, lost=self.lossy)
 
-    async def fill(self, tokens: tuple[int, ...], salt: str = "") -> int:
+    async def fill(self, tokens: tuple[int, ...], salt: str = "", lora: str = "") -> int:
         """Put a prompt's blocks into the cache, as if it had been computed; how many of its tokens were there."""
-        names = names_of(tokens, self.block_size, salt=salt)
+        own = f"{lora}\0{salt}" if lora else salt
+        names = names_of(tokens, self.block_size, salt=own)
         known = next((i for i, name in enumerate(names) if name not in self._held), len(names))
         for name in names:
             self._held[name] = None
             self._held.move_to_end(name)
         events: list[Any] = []
         if known < len(names):
-            extra = [[salt] if salt and i == 0 else None for i in range(known, len(names))]
-            events.append(stored(tokens, self.block_size, first=known, salt=salt, extra_keys=extra))
+            each = [[lora] if lora else []] * len(names)
+            extra = [[*one, *([salt] if salt and i == 0 else [])] or None for i, one in enumerate(each)][known:]
+            events.append(stored(tokens, self.block_size, first=known, salt=own, extra_keys=extra, lora_name=lora or None))
         while len(self._held) > self.kv_blocks:
             events.append(removed([self._held.popitem(last=False)[0]]))
         if events:
@@ -132,7 +137,9 @@ class StockServer:
         return Response(status_code=self.ill or 200)
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 4096}]})
+        base = {"id": self.model, "object": "model", "parent": None, "max_model_len": 4096}
+        adapters = [{"id": one, "object": "model", "root": f"/{one}", "parent": self.model, "max_model_len": None} for one in self.adapters]
+        return JSONResponse({"object": "list", "data": [*adapters, base]})
 
     async def _metrics(self, request: Request) -> Response:
         lines = [
@@ -152,6 +159,8 @@ class StockServer:
     async def _complete(self, request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
         self.bodies.append(body)
+        if body["model"] not in (self.model, *self.adapters):
+            return JSONResponse({"error": {"message": "no such model"}}, status_code=404)
         if self.ill:
             return JSONResponse({"error": {"message": "the engine does not like this"}}, status_code=self.ill)
         return StreamingResponse(self._stream(body), media_type="text/event-stream")
@@ -162,7 +171,8 @@ class StockServer:
         self._running += 1
         over = False
         try:
-            cached = await self.fill(prompt, body.get("cache_salt", ""))
+            lora = body["model"] if body["model"] in self.adapters else ""
+            cached = await self.fill(prompt, body.get("cache_salt", ""), lora)
             self.cached.append(cached)
             await asyncio.sleep(self.token_s * (len(prompt) - cached))
             for position in range(body["max_tokens"]):

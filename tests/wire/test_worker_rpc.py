@@ -26,6 +26,7 @@ from kvpool.request import (
     WorkerStatus,
 )
 from kvpool.wire.channel import SERVER_OPTIONS, bind
+from kvpool.wire.convert_work import decode_to_pb
 from kvpool.wire.worker_client import WorkerClient
 from kvpool.wire.worker_server import add_worker
 
@@ -180,3 +181,9 @@ async def test_a_connection_that_is_closed_meanwhile_is_an_unavailable_worker() 
             await client.status(10)
         with pytest.raises(UnavailableError):
             _ = [e async for e in client.decode(decode("d"), 10)]
+
+
+def test_request_with_an_adapter_is_not_sent_to_a_worker() -> None:
+    """The message has no place for it: the answer would be the plain model's."""
+    with pytest.raises(ConfigError, match="no LoRA adapters"):
+        decode_to_pb(DecodeRequest(request_id="r", prompt=(1,), max_tokens=1, adapter="poet"))

@@ -229,7 +229,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
         {"endpoint": "http://h:1"},
         {"replay_endpoint": "h:1"},
         {"root": b"short"},
-        {"adapters": {"a": b""}},
         {"block_tokens": 0},
         {"silence_s": 0},
     ]

@@ -9,13 +9,13 @@ from kvpool.block import chain_keys
 from kvpool.policy.prefix import PrefixIndex
 from kvpool.policy.routing import WorkerRef
 from router.feeds import vllm_state
-from router.feeds.vllm_state import VllmBlocks, VllmCounts
+from router.feeds.vllm_state import VllmBlocks, VllmCounts, unknown_adapter
 from router.feeds.vllm_wire import read_batch
 from router.testing.vllm import CLEARED, names_of, removed, stored
 from tests.router.feeds.captured import captured, revived
 
 ENGINE = WorkerRef("decode", "e" * 32, 1)
-ROOT, LORA_ROOT, SALT_ROOT = b"\1" * 32, b"\2" * 32, b"\3" * 32
+ROOT, LORA_ROOT, SALT_ROOT, BOTH_ROOT = (bytes([each]) * 32 for each in range(1, 5))
 TOKENS = list(range(1000, 1128))
 KEYS = chain_keys(ROOT, TOKENS, 16)
 
@@ -26,8 +26,11 @@ class Rig:
     def __init__(self, block_tokens: int = 16, max_blocks: int = 1000) -> None:
         self.index: PrefixIndex[WorkerRef] = PrefixIndex()
         self.counts = VllmCounts()
-        adapters, salts = {"poet": LORA_ROOT}, {"ours": SALT_ROOT}
-        self.blocks = VllmBlocks(self.index, ENGINE, ROOT, block_tokens, adapters, self.counts, salts=salts.get, max_blocks=max_blocks)
+        adapters, salts = {"poet": LORA_ROOT}, {(ROOT, "ours"): SALT_ROOT, (LORA_ROOT, "ours"): BOTH_ROOT}
+        self.blocks = VllmBlocks(
+            self.index, ENGINE, ROOT, block_tokens, adapters.get, self.counts,
+            salts=lambda root, salt: salts.get((root, salt)), max_blocks=max_blocks,
+        )  # fmt: skip
 
     def say(self, *events: Any) -> None:
         self.blocks.apply(read_batch(msgspec.msgpack.encode([1.0, list(events), 0])))
@@ -89,6 +92,17 @@ def test_adapters_have_their_own_names_and_unknown_ones_none() -> None:
     assert (rig.tiers(), rig.tiers(LORA_ROOT)) == ((0, 0, 0), (8, 0, 0))
     rig.say(stored(TOKENS, 16, salt="c", lora_name="painter"), stored(TOKENS, 16, salt="d", lora_id=3))
     assert (rig.counts.unmapped, rig.tiers()) == (16, (0, 0, 0))
+
+
+@pytest.mark.parametrize("first", [["poet", "ours"], [["lora", "poet", "/models/poet"], ["cache_salt", "ours"]]])
+def test_salt_under_an_adapter_has_keys_of_its_own(first: list[Any]) -> None:
+    """Neither the adapter's for everybody nor the salt's without it; a salt that isn't ours has none."""
+    rig = Rig()
+    rig.say(stored(TOKENS, 16, lora_name="poet", extra_keys=[first, *[first[:1]] * 7]))
+    assert rig.tiers(BOTH_ROOT) == (8, 0, 0)
+    assert rig.tiers() == rig.tiers(LORA_ROOT) == rig.tiers(SALT_ROOT) == (0, 0, 0)
+    rig.say(stored(TOKENS, 16, salt="b", lora_name="poet", extra_keys=[["poet", "theirs"], *[["poet"]] * 7]))
+    assert rig.counts.unmapped == 8
 
 
 def test_blocks_that_depend_on_more_than_tokens_are_refused_from_there_on() -> None:
@@ -178,7 +192,7 @@ def test_captured_events_give_the_blocks_their_prompts_have() -> None:
         events = revived(message["decoded"])[1]
         size = events[0]["block_size"]
         index: PrefixIndex[WorkerRef] = PrefixIndex()
-        blocks = VllmBlocks(index, ENGINE, ROOT, 16, {}, VllmCounts())
+        blocks = VllmBlocks(index, ENGINE, ROOT, 16, unknown_adapter, VllmCounts())
         blocks.apply(read_batch(msgspec.msgpack.encode([1.0, events])))
         match = index.match(chain_keys(ROOT, events[0]["token_ids"], 16))
         assert match.tiers(ENGINE) == (len(events[0]["block_hashes"]) * size // 16, 0, 0)

@@ -12,7 +12,7 @@ from kvpool.request import DecodeRequest, Finished, FinishReason, Started, Token
 from router.stock.place import EnginePlace
 from router.stock.roster import KV_EVENTS, KV_REPLAY, EngineRoster, root_of
 from router.testing.stock import StockServer
-from router.worker import Said
+from router.worker import Said, adapters_in
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -52,6 +52,18 @@ async def test_engine_says_what_a_router_must_know() -> None:
         assert member.info[KV_REPLAY] == one.engine.replay_endpoint
         assert member.incarnation == int(one.started_s * 1000)
         assert (found.members("node"), found.quarantined()) == ((), frozenset())
+
+
+async def test_adapters_are_those_with_a_parent_and_may_come_and_go() -> None:
+    """As vLLM lists them, before the model or behind it; an engine stays who it is when it loads one."""
+    async with engine(adapters=("poet", "a/b, c")) as one, roster(one.url) as found:
+        await until(lambda: bool(found.members()))
+        (before,) = found.members()
+        assert adapters_in(before.info) == {"poet", "a/b, c"}
+        assert found.connect(before.address)._model == "served"
+        one.adapters = ("sql",)
+        await until(lambda: adapters_in(found.members()[0].info) == {"sql"})
+        assert found.members()[0].identity == before.identity
 
 
 async def test_two_routers_agree_on_who_an_engine_is() -> None:

@@ -14,6 +14,7 @@ import pytest
 from kvpool.block import chain_keys
 from kvpool.clock import MonotonicClock
 from kvpool.policy.routing import WorkerRef
+from kvpool.request import Scope
 from router.settings import Limits
 from router.stock.feeds import EngineFeeds
 from router.stock.place import EnginePlace
@@ -118,6 +119,40 @@ async def test_repeats_go_to_the_holder_by_its_events_alone(model: TextModel) ->
             assert one.asked()[i % 2] == before[i % 2] + 1
             assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 6 * BLOCK
         assert all(cached == 6 * BLOCK for engine in one.engines for cached in engine.cached)
+
+
+async def test_adapter_is_a_model_of_the_engines_that_have_it(model: TextModel) -> None:
+    """Others are no candidates, however much of the prompt they hold; its KV is found again under keys of its own, with a salt too."""
+    async with front(model) as one:
+        with_it, without = one.engines
+        tokens = prompt(3)
+        await without.fill(tokens)
+        await with_it.fill(tokens)
+        await until(lambda: one.held(without, tokens) == one.held(with_it, tokens) == 6)
+        assert (await one.ask(tokens, model="poet")).status_code == 404
+        with_it.adapters = ("poet",)
+        services = one.running.services
+        await until(lambda: "poet" in services.adapters())
+        listed = (await one.http.get("/v1/models")).json()["data"]
+        assert [(each["id"], each.get("parent")) for each in listed] == [(NAME, None), ("poet", NAME)]
+        assert (await one.http.get("/v1/models/poet")).json() == listed[1]
+        for salt in ({}, {"cache_salt": "mine"}):
+            cached = []
+            for _ in range(2):
+                answer = await one.ask(tokens, model="poet", **salt)
+                assert answer.status_code == 200
+                assert answer.json()["model"] == with_it.bodies[-1]["model"] == "poet"
+                cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert cached == [0, 6 * BLOCK]
+        assert one.asked() == [4, 0]
+        (worker,) = [w for w in services.dispatcher.fleet.alive("decode") if w.adapters]
+        roots, index = [worker.root_of(Scope()), worker.root_of(Scope(), "poet")], services.dispatcher.holdings.index
+        await until(lambda: [index.match(chain_keys(r, tokens, BLOCK)).of(worker.ref) for r in roots] == [6, 6])
+        assert len({*roots, worker.root_of(Scope(salt=b"s" * 32)), worker.root_of(Scope(salt=b"s" * 32), "poet")}) == 4
+        assert (await one.ask(tokens)).json()["model"] == NAME
+        with_it.adapters = ()
+        await until(lambda: not services.adapters())
+        assert (await one.ask(tokens, model="poet")).status_code == 404
 
 
 async def test_explain_and_metrics_show_engines_like_other_workers(model: TextModel) -> None:
