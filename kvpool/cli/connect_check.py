@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -69,10 +70,4 @@ def _show(engine: str, lines: "Sequence[Line]", start_with: "Sequence[str]") -> 
     out = console()
     out.print(table)
     if start_with and not any(line.state == "fail" for line in lines):
-        out.print(plain("start it with " + " ".join(_quoted(word) for word in start_with)), highlight=False)
-
-
-def _quoted(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)
+        out.print(plain("start it with " + shlex.join(start_with)), highlight=False, soft_wrap=True)
