@@ -172,6 +172,7 @@ class RespServer:
         tls: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls(), "ssl_handshake_timeout": waits.stranger_s}
         try:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it for sockets that it made itself
             transport, _ = await loop.connect_accepted_socket(lambda: connection.protocol, client, **tls)
         except OSError as failure:  # ssl.SSLError is one
             client.close()
