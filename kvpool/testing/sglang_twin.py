@@ -148,3 +148,5 @@ def install() -> None:
             sys.modules.setdefault(path, types.ModuleType(path))
         for one in names:
             setattr(sys.modules[home], one.__name__, one)
+    version = sys.modules["sglang.version"] = types.ModuleType("sglang.version")
+    version.__dict__["__version__"] = "0.5.23"

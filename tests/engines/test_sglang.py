@@ -88,7 +88,7 @@ def nodes(pool_node: Callable[..., NodeProcess]) -> str:
 def test_thousand_random_operations_pass_through_sglangs_factory(sglang_python: str, run_by: Callable[..., str], nodes: str) -> None:
     """The same operations as in `tests/connectors/sglang`, on the package that engines import: four layouts, MHA and MLA."""
     seeds = ["0", "1", "2", "3", "4", "5"]
-    assert run_by(sglang_python, CONTRACT, nodes, *seeds).split() == ["1000"] * len(seeds)
+    assert run_by(sglang_python, CONTRACT, nodes, *seeds, timeout_s=280).split() == ["1000"] * len(seeds)
 
 
 def test_sglangs_failure_injector_wraps_the_backend(sglang_python: str, run_by: Callable[..., str], nodes: str) -> None:
@@ -98,7 +98,7 @@ def test_sglangs_failure_injector_wraps_the_backend(sglang_python: str, run_by: 
 
 def test_host_pools_of_the_tests_are_as_sglangs_are(sglang_python: str, run_by: Callable[..., str]) -> None:
     """Addresses and pages of the small host pools that the contract runs on are those of the classes they stand for."""
-    lines = run_by(sglang_python, REAL_POOLS, ABSENT).split("\n")
+    lines = run_by(sglang_python, REAL_POOLS, ABSENT, timeout_s=280).split("\n")
     assert lines[:-1] == [
         "layer_first", "page_first", "page_first_direct", "page_head", "mla layer_first 9", "mla page_first 3", "mla page_first_direct 3",
     ]  # fmt: skip

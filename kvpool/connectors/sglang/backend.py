@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.version import __version__ as SGLANG
 
 from kvpool.client.values import ValueClient
 from kvpool.connectors.sglang import hits, names
@@ -49,7 +50,7 @@ class KvpoolHiCache(HiCacheStorage):
         self.registered_pools: dict[str, Any] = {}
         self._generation = 0
         self._pages: dict[str, Pages] = {}
-        scope = [*_SCOPE, storage_config.model_name, self.settings.scope]
+        scope = [*_SCOPE, SGLANG, storage_config.model_name, self.settings.scope]
         self.client = ValueClient(
             self.settings.pool, scope=scope, transport=self.settings.transport, timeout_s=self.settings.timeout_s, threads=1
         )
