@@ -11,7 +11,7 @@ are told to be gone when their time is over.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
 from kvpool.block import BlockKey
@@ -71,9 +71,10 @@ class NodeEvents:
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
 
-    def arena_changed(self, block: Resident) -> None:
-        """A block of the arena became readable, or stopped being so. On the loop."""
-        self._arena.append(block if block.state is State.COMMITTED else block.key)  # a block that went isn't kept alive by this
+    def arena_changed(self, blocks: Sequence[Resident]) -> None:
+        """Blocks of the arena became readable, or stopped being so. On the loop."""
+        for block in blocks:
+            self._arena.append(block if block.state is State.COMMITTED else block.key)  # a block that went isn't kept alive by this
         if not self._dirty:
             self._dirty = True
             self._wake.set()

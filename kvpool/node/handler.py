@@ -7,6 +7,7 @@ never come through this file; only the gRPC stream of last resort does (`window`
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -283,17 +284,12 @@ def stored_block(view: BlockView | None, now_ns: int) -> Stored | None:
     return Stored(offset, length, view.parent or b"", view.depth, ttl_ms, view.sequence, view.tenant, priority, priority_ms)
 
 
-def _key(raw: bytes) -> BlockKey:
-    if len(raw) != KEY_BYTES:
-        raise ConfigError(f"a block key has {KEY_BYTES} bytes, got {len(raw)}")
-    return BlockKey(raw)
-
-
 def _items(blocks: Sequence[Reservation], sequence: int, tenant: str, *, near: bool = False) -> list[Reserve]:
     """The blocks as the pool takes them."""
+    keys, parents = _keys([block.key for block in blocks]), _keys([block.parent for block in blocks], or_none=True)
     return [
-        Reserve(_key(key), _key(parent) if parent else None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant, near)
-        for key, parent, depth, length, ttl_ms, priority, priority_ms in blocks
+        Reserve(key, parent or None, depth, length, ttl_ms * MS, sequence, priority, priority_ms * MS, tenant, near)
+        for key, parent, (_, _, depth, length, ttl_ms, priority, priority_ms) in zip(keys, parents, blocks, strict=True)
     ]
 
 
@@ -309,5 +305,9 @@ def _grants(answer: Reserved, lower: Sequence[Found | None]) -> list[Grant]:
     return [_outcome(next(grants)) if found is None else (Outcome.EXISTS, 0) for found in lower]
 
 
-def _keys(raw: Sequence[bytes]) -> list[BlockKey]:
-    return [_key(item) for item in raw]
+def _keys(raw: Sequence[bytes], *, or_none: bool = False) -> list[BlockKey]:
+    """Keys as the pool takes them, once their lengths are known to be right; with `or_none` some may be empty."""
+    lengths = set(map(len, raw)) - {KEY_BYTES, 0 if or_none else KEY_BYTES}
+    if lengths:
+        raise ConfigError(f"a block key has {KEY_BYTES} bytes, got {min(lengths)}")
+    return cast("list[BlockKey]", list(raw))

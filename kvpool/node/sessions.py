@@ -50,13 +50,17 @@ class Announced:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self.withdraw, self.held, self.verified = board.withdraw, board.held, board.verified
+        self.withdraw, self.held, self.watched, self.verified = board.withdraw_all, board.held, board.watched, board.verified
 
-    def publish(self, block: Resident) -> None:
-        """Readers find the block from now on."""
-        offset, length = block.location
-        expires_ns = 0 if block.expires_ns == NEVER_NS else block.expires_ns
-        self._board.publish(block.key, offset, length, expires_ns=expires_ns, flags=Flag.UNVERIFIED if block.unverified else 0)
+    def publish(self, blocks: Sequence[Resident]) -> None:
+        """Readers find these blocks from now on."""
+        self._board.publish_all(map(_entry, blocks))
+
+
+def _entry(block: Resident) -> tuple[BlockKey, int, int, int, int]:
+    offset, length = block.location
+    expires_ns = 0 if block.expires_ns == NEVER_NS else block.expires_ns
+    return block.key, offset, length, expires_ns, Flag.UNVERIFIED if block.unverified else 0
 
 
 class NodeSession:

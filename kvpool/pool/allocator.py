@@ -12,7 +12,7 @@ the arena is free beyond what is asked for, then four times what is asked for. B
 free, and nothing need be copied at all; without that slack, moving would mix the ages, which costs more than it saves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvpool.errors import ConfigError
 from kvpool.pool.holes import ALIGNMENT as ALIGNMENT
@@ -64,38 +64,49 @@ class Allocator:
             self._take(offset, size)
         return offset
 
+    def allocate_run(self, sizes: Sequence[int]) -> list[int] | None:
+        """Offsets of new extents, one behind the other, of these `sizes` (multiples of `ALIGNMENT`); None when no hole takes them all."""
+        total = sum(sizes)
+        offset = self._holes.fit(total)
+        if offset is None:
+            return None
+        self._take(offset, total)
+        return self._cut(offset, sizes)
+
     def free(self, offset: int) -> int:
         """Take an extent back; returns its size. Raises `InvariantError` when nothing is allocated at `offset`."""
-        tags, holes = self._tags, self._holes
-        tag = tags.get(offset)
-        if tag is None or offset in holes.sizes:
-            raise InvariantError(f"free of offset {offset}, where nothing is allocated")
-        size, before = tag >> SIZE_SHIFT, tag & BEFORE_MASK
-        self.free_bytes += size
-        start, end = offset, offset + size
-        if end in holes.sizes:
-            del tags[end]
-            end += holes.drop(end)
-        if offset - before in holes.sizes and before:
-            del tags[offset]
-            start = offset - before
-            holes.drop(start)
-            before = tags[start] & BEFORE_MASK
-        self._write(start, end - start, before)
-        holes.add(start, end - start)
-        return size
+        return self.free_all((offset,))
 
-    def split(self, offset: int, size: int) -> None:
-        """Make the first `size` bytes (a multiple of `ALIGNMENT`) of the extent at `offset` an extent of their own; the rest is another.
+    def free_all(self, offsets: Collection[int]) -> int:
+        """Take extents back; returns their size. Raises `InvariantError` where nothing is allocated. Neighbours become one hole at once."""
+        tags, holes = self._tags, self._holes.sizes
+        total = start = before = 0
+        end = -1
+        for offset in sorted(offsets):
+            if 0 < end < offset:
+                self._open(start, end, before)  # before its tag is looked at: it may say another one now
+            tag = tags.get(offset)
+            if tag is None or offset in holes or offset < end:
+                raise InvariantError(f"free of offset {offset}, where nothing is allocated")
+            if offset == end:
+                del tags[offset]
+            else:
+                start, before = offset, tag & BEFORE_MASK
+            end = offset + (tag >> SIZE_SHIFT)
+            total += tag >> SIZE_SHIFT
+        if end > 0:
+            self._open(start, end, before)
+        self.free_bytes += total
+        return total
 
-        Raises `InvariantError` when no larger extent is allocated there.
+    def divide(self, offset: int, sizes: Sequence[int]) -> list[int]:
+        """Make the extent at `offset` several, of `sizes` that are multiples of `ALIGNMENT` and make up the whole; their offsets.
+
+        Raises `InvariantError` when no such extent is allocated there.
         """
-        tag = self._tags.get(offset, 0)
-        whole = tag >> SIZE_SHIFT
-        if not 0 < size < whole or size % ALIGNMENT or offset in self._holes.sizes:
-            raise InvariantError(f"split of {size} bytes off offset {offset}, where an extent of {self.size_of(offset)} is allocated")
-        self._tags[offset] = size << SIZE_SHIFT | tag & BEFORE_MASK
-        self._write(offset + size, whole - size, size)
+        if offset in self._holes.sizes or min(sizes) <= 0 or any(size % ALIGNMENT for size in sizes) or sum(sizes) != self.size_of(offset):
+            raise InvariantError(f"parts of {sizes} of the extent at offset {offset}, which has {self.size_of(offset)}")
+        return self._cut(offset, sizes)
 
     def size_of(self, offset: int) -> int | None:
         """Size of the extent allocated at exactly `offset`, None when there is none."""
@@ -189,10 +200,37 @@ class Allocator:
             self._write(rest, hole - size, size)
             self._holes.add(rest, hole - size)
 
+    def _cut(self, offset: int, sizes: Sequence[int]) -> list[int]:
+        """Make the extent at `offset` several, of `sizes`; where they lie."""
+        tags, offsets, before = self._tags, list[int](), self._tags[offset] & BEFORE_MASK
+        for size in sizes:
+            tags[offset] = size << SIZE_SHIFT | before
+            offsets.append(offset)
+            offset += size
+            before = size
+        self._tell(offset, before)
+        return offsets
+
+    def _open(self, start: int, end: int, before: int) -> None:
+        """Make what isn't allocated any more one hole with its neighbours that are holes; `before`: size of the piece before."""
+        tags, holes = self._tags, self._holes
+        if end in holes.sizes:
+            del tags[end]
+            end += holes.drop(end)
+        if start - before in holes.sizes and before:
+            del tags[start]
+            start -= before
+            holes.drop(start)
+            before = tags[start] & BEFORE_MASK
+        self._write(start, end - start, before)
+        holes.add(start, end - start)
+
     def _write(self, offset: int, size: int, before: int) -> None:
         """Tag a piece, and tell the one after it."""
-        tags = self._tags
-        tags[offset] = size << SIZE_SHIFT | before
-        end = offset + size
-        if end != self.capacity_bytes:
-            tags[end] = tags[end] >> SIZE_SHIFT << SIZE_SHIFT | size
+        self._tags[offset] = size << SIZE_SHIFT | before
+        self._tell(offset + size, size)
+
+    def _tell(self, offset: int, before: int) -> None:
+        """The piece at `offset`, if any, comes after one of so many bytes."""
+        if offset != self.capacity_bytes:
+            self._tags[offset] = self._tags[offset] >> SIZE_SHIFT << SIZE_SHIFT | before

@@ -5,6 +5,7 @@ come. So it keeps an order that protects them: a block is published only when it
 given to anybody or copied over. A reader that came too late for the withdrawal sees it; one that came in time is seen by it.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvpool.block import BlockKey
@@ -17,8 +18,8 @@ class Announcer(Protocol):
     Holds are told by key: every record ever published under it counts, withdrawn ones too, until nobody holds it.
     """
 
-    def publish(self, block: Resident) -> None:
-        """The block can be read at `block.location` until `block.expires_ns`; `block.unverified`: nobody has checked its bytes yet.
+    def publish(self, blocks: Sequence[Resident]) -> None:
+        """Each can be read at its `location` until its `expires_ns`; `unverified`: nobody has checked its bytes yet.
 
         There is no record of its key at that moment. A board without room for one more leaves it out.
         """
@@ -28,10 +29,14 @@ class Announcer(Protocol):
         """The block's bytes have been checked; nothing else about its record changes. No record: nothing."""
         ...
 
-    def withdraw(self, key: BlockKey) -> bool:
-        """Nobody new finds the block; whether somebody holds it now, or one of its key that was withdrawn before. No record: False."""
+    def withdraw(self, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        """Nobody new finds these blocks, if they have records; which of them are `held` all the same."""
         ...
 
     def held(self, key: BlockKey) -> bool:
         """Whether somebody holds the block's bytes, published or withdrawn. Cheap when nobody holds anything."""
+        ...
+
+    def watched(self) -> bool:
+        """Whether anybody holds anything: if not, no block is held."""
         ...

@@ -1,5 +1,8 @@
 """What a pool's callers may not ask: checked at the edge, before anything changes."""
 
+from collections.abc import Sequence
+from operator import eq
+
 from kvpool.block import KEY_BYTES
 from kvpool.errors import ConfigError
 from kvpool.pool.limits import PoolLimits
@@ -26,6 +29,19 @@ def check_duration(duration_ns: int, name: str = "lease_ns") -> None:
     """Raise `ConfigError` unless a lease or a pin is to last at all."""
     if duration_ns <= 0:
         raise ConfigError(f"{name} must be positive, got {duration_ns}")
+
+
+def check_items(items: Sequence[Reserve], limits: PoolLimits) -> None:
+    """Raise `ConfigError` when one of these reservations makes no sense. All are looked at together, one by one only to say which it is."""
+    if not items:
+        return
+    keys, parents, depths, lengths, ttls_ns, sequences, priorities, priorities_ns, tenants, _ = zip(*items, strict=True)
+    sound = {KEY_BYTES}.issuperset(map(len, keys)) and {KEY_BYTES}.issuperset([len(parent) for parent in parents if parent is not None])
+    sound = sound and min(lengths) > 0 and min(map(min, (depths, ttls_ns, sequences, priorities, priorities_ns))) >= 0
+    sound = sound and max(priorities) <= MAX_PRIORITY and not any(map(eq, keys, parents))
+    if not sound or max(map(len, set(tenants))) > limits.max_owner_chars:
+        for item in items:
+            check_item(item, limits)
 
 
 def check_item(item: Reserve, limits: PoolLimits) -> None:

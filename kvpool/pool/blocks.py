@@ -26,7 +26,7 @@ it first, and one that finds it *held* at that moment dooms it instead. A block 
 A *near* copy belongs to a reader close by, not to the pool: it counts against no tenant, until it is adopted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Final
 
@@ -54,8 +54,8 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 }
 """(state, event): next state. Whatever isn't here can't happen."""
 
-Watcher = Callable[[Resident], None]
-"""Told of each block that becomes readable or stops being so, after the step; must be quick and not call back."""
+Watcher = Callable[[Sequence[Resident]], None]
+"""Told of blocks that became readable, or that stopped being so, after the step; must be quick and not call back."""
 
 
 class Blocks:
@@ -85,44 +85,39 @@ class Blocks:
         self.watch = watch
         self.board = board
 
-    def reserve(self, item: Reserve, offset: int, lease_id: int) -> Resident:
-        """ABSENT → RESERVED at an allocated `offset`."""
-        block = Resident(item, Location(offset, item.length), aligned(item.length), lease_id)
-        self._step(block, "reserve")
-        self.ledger.reserve(block.size)
-        self.reserved[item.key] = self.extents[offset] = block
-        if not item.near:
-            self._charge(block)
-        return block
+    def reserve(self, places: Sequence[tuple[Reserve, int]], lease_id: int) -> list[Resident]:
+        """ABSENT → RESERVED at offsets that were allocated and are pinned."""
+        blocks = [Resident(item, Location(offset, item.length), aligned(item.length), lease_id) for item, offset in places]
+        self._step_all(blocks, State.ABSENT, "reserve")
+        for block in blocks:
+            self.reserved[block.key] = self.extents[block.location.offset] = block
+        self._charge(blocks)
+        return blocks
 
-    def publish(self, block: Resident) -> None:
-        """RESERVED → COMMITTED: readers see it from here on."""
-        self._step(block, "commit")
-        del self.reserved[block.key]
-        self.committed[block.key] = block
-        if block.near:
-            self.near[block.key] = None
-        self.ledger.unpin(block.size)
-        if self.board is not None:
-            self.board.publish(block)
-        if self.watch is not None:
-            self.watch(block)
+    def publish(self, blocks: Sequence[Resident]) -> None:
+        """RESERVED → COMMITTED: readers see them from here on."""
+        self._step_all(blocks, State.RESERVED, "commit")
+        for block in blocks:
+            del self.reserved[block.key]
+            self.committed[block.key] = block
+            if block.near:
+                self.near[block.key] = None
+        self.ledger.unpin(_nbytes(blocks))
+        self._tell(blocks)
 
-    def carve(self, block: Resident) -> None:
-        """ABSENT → COMMITTED: its bytes were cut off a slab, and are there already."""
-        self._step(block, "carve")
-        key, size, board, watch, ledger = block.key, block.size, self.board, self.watch, self.ledger
-        ledger.reserve(size)
-        ledger.unpin(size)
-        self.extents[block.location.offset] = self.committed[key] = block
-        if block.near:
-            self.near[key] = None
-        else:
-            self._charge(block)
-        if board is not None:
-            board.publish(block)
-        if watch is not None:
-            watch(block)
+    def carve(self, blocks: Sequence[Resident]) -> None:
+        """ABSENT → COMMITTED: their bytes were cut off a slab, where they were pinned, and are there already."""
+        self._step_all(blocks, State.ABSENT, "carve")
+        for block in blocks:
+            self.extents[block.location.offset] = self.committed[block.key] = block
+            if block.near:
+                self.near[block.key] = None
+        self.ledger.unpin(self._charge(blocks))
+        self._tell(blocks)
+
+    def uncarve(self, offsets: Collection[int]) -> None:
+        """These bytes were cut off a slab, and no block is to have them."""
+        self.ledger.free_pinned(self.allocator.free_all(offsets))
 
     def verified(self, block: Resident) -> None:
         """A committed block's bytes have been checked."""
@@ -134,13 +129,13 @@ class Blocks:
         """A committed near copy is the pool's own from here on."""
         block.near = False
         del self.near[block.key]
-        self._charge(block)
+        self._charge((block,))
 
     def abandon(self, block: Resident) -> None:
         """RESERVED → ABSENT: nobody will finish it."""
         self._step(block, "abandon")
         del self.reserved[block.key]
-        self.ledger.free_pinned(self._free(block))
+        self.ledger.free_pinned(self._free((block,)))
 
     def fence(self, block: Resident) -> None:
         """RESERVED → DOOMED, or doomed already: its lease ran out, its writer may still be writing. `drain` it in time."""
@@ -148,23 +143,26 @@ class Blocks:
             del self.reserved[block.key]
             self._step(block, "fence")
 
-    def drop(self, block: Resident, event: str) -> bool:
-        """COMMITTED → ABSENT by `event` ("evict", "expire" or "discard"), while nobody grips it.
+    def drop(self, blocks: Sequence[Resident], event: str) -> Sequence[Resident]:
+        """COMMITTED → ABSENT by `event` ("evict", "expire" or "discard"), while nobody grips them.
 
-        False: somebody holds it, so it is DOOMED instead, and its bytes stay.
+        Those that somebody holds are DOOMED instead, and their bytes stay; which these are.
         """
-        held = self.board is not None and self._recalled_held(block)
-        self._step(block, "doom" if held else event)
-        del self.committed[block.key]
-        self.near.pop(block.key, None)
-        if held:
-            self.ledger.pin(block.size)
-            self.lingering[block.location.offset] = block
-        else:
-            self.ledger.free_used(self._free(block))
+        held = self._recalled(blocks)
+        kept = [block for block in blocks if block.key in held] if held else ()
+        gone = [block for block in blocks if block.key not in held] if held else blocks
+        self._step_all(kept, State.COMMITTED, "doom")
+        self._step_all(gone, State.COMMITTED, event)
+        for block in blocks:
+            del self.committed[block.key]
+            if block.near:
+                del self.near[block.key]
+        self.ledger.pin(_nbytes(kept))
+        self.lingering.update((block.location.offset, block) for block in kept)
+        self.ledger.free_used(self._free(gone))
         if self.watch is not None:
-            self.watch(block)
-        return not held
+            self.watch(blocks)
+        return kept
 
     def doom(self, block: Resident) -> None:
         """RESERVED or gripped COMMITTED → DOOMED: nobody new finds it, the bytes stay."""
@@ -172,17 +170,17 @@ class Blocks:
             del self.reserved[block.key]
             self._step(block, "doom")
             return
-        self._recalled_held(block)  # whoever holds it is looked for when the last grip is gone
+        self._recalled((block,))  # whoever holds it is looked for when the last grip is gone
         self._step(block, "doom")
         del self.committed[block.key]
         self.near.pop(block.key, None)
         if self.watch is not None:
-            self.watch(block)
+            self.watch((block,))
 
     def drain(self, block: Resident) -> None:
         """DOOMED → ABSENT: nobody grips, holds or writes it any more."""
         self._step(block, "drain")
-        self.ledger.free_pinned(self._free(block))
+        self.ledger.free_pinned(self._free((block,)))
 
     def drain_lingering(self, most: int) -> None:
         """Drain the doomed blocks that nobody holds any more, of the `most` that weren't looked at for longest."""
@@ -235,8 +233,7 @@ class Blocks:
         """All bytes are where `relocate` said: back on the board with them."""
         moving, self.moving = self.moving, {}
         if self.board is not None:
-            for block in moving.values():
-                self.board.publish(block)
+            self.board.publish(list(moving.values()))
 
     def movable(self, offset: int) -> bool:
         """Whether the extent at `offset` may be moved: only bytes that nobody may be looking at or writing. A slab may not."""
@@ -267,44 +264,71 @@ class Blocks:
             write_leases=write_leases,
         )
 
-    def _recalled_held(self, block: Resident) -> bool:
-        """Take a block off the board; whether somebody holds it still, by whatever record."""
+    def _tell(self, blocks: Sequence[Resident]) -> None:
+        """They can be read from now on."""
+        if self.board is not None:
+            self.board.publish(blocks)
+        if self.watch is not None:
+            self.watch(blocks)
+
+    def _recalled(self, blocks: Sequence[Resident]) -> set[BlockKey]:
+        """Take blocks off the board; which of them somebody holds still, by whatever record."""
         board = self.board
         if board is None:
-            return False
-        self.moving.pop(block.key, None)
-        return board.withdraw(block.key) or board.held(block.key)
+            return set()
+        if self.moving:
+            for block in blocks:
+                self.moving.pop(block.key, None)
+        return board.withdraw([block.key for block in blocks])
 
     def _recall(self, blocks: Sequence[Resident]) -> bool:
         """Take blocks off the board that are to move. When somebody holds one of them, put them back and answer False."""
         assert self.board is not None
-        taken: dict[BlockKey, Resident] = {}
-        for block in blocks:
-            if block.key in self.moving:
-                continue  # an earlier plan took it off: its bytes are still on their way
-            taken[block.key] = block
-            if self._recalled_held(block):
-                for again in taken.values():
-                    self.board.publish(again)
-                return False
-        self.moving.update(taken)
+        fresh = [block for block in blocks if block.key not in self.moving]  # others have been off since an earlier plan
+        if self._recalled(fresh):
+            self.board.publish(fresh)
+            return False
+        self.moving.update((block.key, block) for block in fresh)
         return True
 
-    def _charge(self, block: Resident) -> None:
-        self.tenant_bytes[block.tenant] = self.tenant_bytes.get(block.tenant, 0) + block.size
+    def _charge(self, blocks: Sequence[Resident]) -> int:
+        """Count their bytes against their tenants; how many they are in all."""
+        tenant_bytes, total = self.tenant_bytes, 0
+        for block in blocks:
+            total += block.size
+            if not block.near:
+                tenant_bytes[block.tenant] = tenant_bytes.get(block.tenant, 0) + block.size
+        return total
 
-    def _free(self, block: Resident) -> int:
-        del self.extents[block.location.offset]
-        if not block.near:
-            left = self.tenant_bytes[block.tenant] - block.size
-            if left:
-                self.tenant_bytes[block.tenant] = left
-            else:
-                del self.tenant_bytes[block.tenant]
-        return self.allocator.free(block.location.offset)
+    def _free(self, blocks: Sequence[Resident]) -> int:
+        """Their extents are holes from now on; how many bytes."""
+        extents, tenant_bytes, offsets = self.extents, self.tenant_bytes, list[int]()
+        for block in blocks:
+            offset = block.location.offset
+            del extents[offset]
+            offsets.append(offset)
+            if not block.near:
+                left = tenant_bytes[block.tenant] - block.size
+                if left:
+                    tenant_bytes[block.tenant] = left
+                else:
+                    del tenant_bytes[block.tenant]
+        return self.allocator.free_all(offsets)
+
+    def _step_all(self, blocks: Sequence[Resident], before: State, event: str) -> None:
+        """A step that all of them take from the same state."""
+        after = TRANSITIONS[before, event]
+        for block in blocks:
+            if block.state is not before:
+                raise self._story.error(f"{event} while {block.state.name}", block.key)
+            block.state = after
 
     def _step(self, block: Resident, event: str) -> None:
         after = TRANSITIONS.get((block.state, event))
         if after is None:
             raise self._story.error(f"{event} while {block.state.name}", block.key)
         block.state = after
+
+
+def _nbytes(blocks: Sequence[Resident]) -> int:
+    return sum([block.size for block in blocks])

@@ -39,11 +39,10 @@ class Keeper:
 
     def forget(self, block: Resident) -> None:
         """The block leaves the index: its pins end."""
-        if block.soft or block.hard:
-            for pin in self.pins.of(block.key):
-                self.pins.drop(block.key, pin.owner)
-            block.soft = False
-            self._harden(block, False)
+        for pin in self.pins.of(block.key):
+            self.pins.drop(block.key, pin.owner)
+        block.soft = False
+        self._harden(block, False)
 
     def _harden(self, block: Resident, hard: bool) -> bool:
         if hard == block.hard:

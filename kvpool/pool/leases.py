@@ -79,24 +79,25 @@ class Leases:
         return self._open(owner, blocks, None, deadline_ns)
 
     def open_write(self, owner: str, deadline_ns: int) -> Lease:
-        """A new write lease, empty: `add_write` its reservations."""
+        """A new write lease, empty: `add_writes` its reservations."""
         self.write_count += 1
         return self._open(owner, [], {}, deadline_ns)
 
-    def add_write(self, lease: Lease, block: Resident) -> None:
-        """Put a reservation under a write lease."""
+    def add_writes(self, lease: Lease, blocks: Iterable[Resident]) -> None:
+        """Put reservations under a write lease."""
         if lease.writes is None:
             raise InvariantError(f"lease {lease.id} is for reading")
-        lease.writes[block.key] = block
-        self.references += 1
+        for block in blocks:
+            lease.writes[block.key] = block
+            self.references += 1
 
-    def finish_write(self, lease: Lease, key: BlockKey) -> Resident | None:
-        """Take a reservation out of a write lease; None when it isn't under it (any more)."""
-        block = lease.writes.pop(key, None) if lease.writes is not None else None
-        if block is not None:
-            self.references -= 1
-            lease.narrowed()
-        return block
+    def finish_writes(self, lease: Lease, keys: Iterable[BlockKey]) -> list[Resident]:
+        """Take reservations out of a write lease; those of `keys` that were under it (still)."""
+        writes = lease.writes if lease.writes is not None else {}
+        blocks = [block for key in keys if (block := writes.pop(key, None)) is not None]
+        self.references -= len(blocks)
+        lease.narrowed()
+        return blocks
 
     def get(self, lease_id: int) -> Lease | None:
         """The live lease of that id."""

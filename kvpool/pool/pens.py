@@ -6,7 +6,7 @@ in a pen of its own, so the policy never has to walk over it, and it costs nothi
 pens the least recently used leaves first.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 from kvpool.block import BlockKey
@@ -24,9 +24,10 @@ class Pens:
         self.passing = PrefixLru()
         self.softly = PrefixLru()
 
-    def insert(self, block: Resident, now_ns: int) -> None:
-        """A block was committed, or changed pens."""
-        self._of(block).inserted(block.arrival(), now_ns)
+    def insert(self, blocks: Sequence[Resident], now_ns: int) -> None:
+        """Blocks were committed, or changed pens; the first of them is the youngest there."""
+        for block in reversed(blocks):  # tails first, so that heads are the younger ones
+            self._of(block).inserted(block.arrival(), now_ns)
 
     def touch(self, block: Resident, now_ns: int, sequence: int) -> None:
         """A reader used the block for a prompt of `sequence` tokens."""
@@ -41,14 +42,14 @@ class Pens:
         if block.soft != soft:
             self.remove(block)
             block.soft = soft
-            self.insert(block, now_ns)
+            self.insert((block,), now_ns)
 
     def admit(self, block: Resident, now_ns: int) -> None:
         """A passing block has come back: it stays as long as the policy says. A near copy stays what it is."""
         if block.passing and not block.near:
             self.remove(block)
             block.passing = False
-            self.insert(block, now_ns)
+            self.insert((block,), now_ns)
 
     def victims(self) -> Generator[BlockKey, None, None]:
         """The first to leave first; as `EvictionPolicy.victims`."""

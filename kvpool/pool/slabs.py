@@ -5,6 +5,8 @@ owner, the write lease it was granted under, and its bytes are pinned. What is c
 what is left when the lease ends goes back too.
 """
 
+from collections.abc import Sequence
+
 from kvpool.pool.allocator import Allocator
 from kvpool.pool.ledger import Ledger
 from kvpool.pool.story import InvariantError
@@ -31,28 +33,26 @@ class Slabs:
         self._by_offset: dict[int, Slab] = {}
 
     def open(self, offset: int, size: int) -> Slab:
-        """A slab over a whole extent, allocated just now."""
+        """A slab over a whole extent, allocated just now and pinned."""
         slab = self._by_offset[offset] = Slab(offset, size)
-        self._ledger.reserve(size)
         return slab
 
-    def cut(self, slab: Slab, size: int) -> int:
-        """Cut `size` bytes off the front, a multiple of 64 and at most what there is; where they lie.
+    def cut(self, slab: Slab, sizes: Sequence[int]) -> list[int]:
+        """Cut extents of `sizes` off the front, multiples of 64 and together at most what there is; where they lie.
 
-        They are an extent that is booked for nobody: the caller's to give to a block, or to free.
+        They stay pinned: the caller's to give to blocks, or to free.
         """
-        offset = slab.offset
-        left = slab.size - size
+        if not sizes:
+            return []
+        offset, left = slab.offset, slab.size - sum(sizes)
         if left < 0:
-            raise InvariantError(f"{size} bytes cut off a slab of {slab.size}")
+            raise InvariantError(f"{sum(sizes)} bytes cut off a slab of {slab.size}")
         del self._by_offset[offset]
+        offsets = self._allocator.divide(offset, [*sizes, left] if left else sizes)
+        slab.offset, slab.size = slab.offset + slab.size - left, left
         if left:
-            self._allocator.split(offset, size)
-            self._by_offset[offset + size] = slab
-        self._ledger.free_pinned(size)
-        slab.offset = offset + size
-        slab.size = left
-        return offset
+            self._by_offset[slab.offset] = slab
+        return offsets[: len(sizes)]
 
     def give_back(self, offset: int) -> bool:
         """Free what is left of the slab at `offset`; False when there is none."""

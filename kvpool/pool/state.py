@@ -134,7 +134,7 @@ class PoolState(Writing):
             if block.grips:
                 self._doom(block)
             else:
-                self._drop(block, "discard")
+                self._drop((block,), "discard")
                 self._story.record(self._now_ns, "discarded", 0, (key,))
         self._counters["discarded"] += 1
         return True

@@ -4,7 +4,7 @@ Every call first settles what is due (`_advance`): leases, pins and ttls that ra
 `_publish` and leaves it by `_evict`, `_expire` or a discard; each of these knows all the places that must hear of it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import EvictionPolicy
@@ -63,41 +63,31 @@ class Steps:
     def _known(self, keys: Iterable[BlockKey]) -> Iterator[Resident]:
         return filter(None, map(self._blocks.committed.get, keys))
 
-    def _publish(self, block: Resident, now_ns: int) -> None:
-        self._date(block, now_ns)
-        self._blocks.publish(block)
-
-    def _date(self, block: Resident, now_ns: int) -> None:
-        """A block is committed now; its ttl begins."""
-        block.committed_ns = block.used_ns = now_ns
-        if block.ttl_ns:
-            block.expires_ns = now_ns + block.ttl_ns
-            self._expiries.set(block.key, block.expires_ns)
-            self._due_ns = min(self._due_ns, block.expires_ns)
-
     def _unlink(self, block: Resident) -> None:
         """A committed block is about to leave the index: out of the order of eviction, without pins, without a ttl."""
         self._pens.remove(block)
         if block.ttl_ns:
             self._expiries.drop(block.key)
-        self._keeper.forget(block)
+        if block.soft or block.hard:
+            self._keeper.forget(block)
 
-    def _drop(self, block: Resident, event: str) -> bool:
-        """A block that nobody grips leaves; False when its bytes stay, because somebody holds them."""
-        gone = self._blocks.drop(block, event)
-        if not gone:
-            self._story.record(self._now_ns, "held, so doomed", 0, (block.key,))
-        return gone
+    def _drop(self, blocks: Sequence[Resident], event: str) -> Sequence[Resident]:
+        """Unlinked blocks that nobody grips leave; those whose bytes stay, because somebody holds them."""
+        held = self._blocks.drop(blocks, event)
+        if held:
+            self._story.record(self._now_ns, "held, so doomed", 0, tuple(block.key for block in held))
+        return held
 
-    def _evict(self, block: Resident) -> bool:
-        if not (self._guarded or block.passing):  # else another node or tier has it still
-            self._regret.left(block.key, block.size, recompute(block.size, block.depth))
-        self._unlink(block)
-        return self._drop(block, "evict")
+    def _evict(self, blocks: Sequence[Resident]) -> None:
+        """Unlinked blocks leave, because room was needed."""
+        for block in blocks:
+            if not (self._guarded or block.passing):  # else another node or tier has it still
+                self._regret.left(block.key, block.size, recompute(block.size, block.depth))
+        self._drop(blocks, "evict")
 
     def _expire(self, block: Resident) -> None:
         self._unlink(block)
-        self._drop(block, "expire")
+        self._drop((block,), "expire")
         self._story.record(self._now_ns, "expired", 0, (block.key,))
         self._counters["expired"] += 1
 

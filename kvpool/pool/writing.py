@@ -5,7 +5,7 @@ says once what they are. What is granted then is readable at once; what is not (
 its bytes back as a hole. Until it is carved, a slab counts as pinned bytes under a write lease, and belongs to no tenant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvpool.block import BlockKey
 from kvpool.errors import ConfigError
@@ -13,7 +13,7 @@ from kvpool.pool import arguments
 from kvpool.pool.allocator import aligned
 from kvpool.pool.leases import Lease
 from kvpool.pool.resident import Resident, State
-from kvpool.pool.room import Room
+from kvpool.pool.room import LeavingSteps, Room
 from kvpool.pool.steps import Steps
 from kvpool.pool.story import InvariantError
 from kvpool.pool.values import EXISTS, NO_SPACE, Grant, Granted, Location, Move, Reserve, Reserved, SlabGrant
@@ -28,32 +28,26 @@ class Writing(Steps):
     def reserve(self, items: Sequence[Reserve], *, owner: str, lease_ns: int, now_ns: int) -> Reserved:
         """Room for `items` under one write lease: per item `Granted`, EXISTS or NO_SPACE. Evicts and moves what it must."""
         arguments.check_call(len(items), owner, lease_ns, self._limits)
-        for item in items:
-            arguments.check_item(item, self._limits)
+        arguments.check_items(items, self._limits)
         now_ns = self._begin(now_ns)
-        allowed = self._leases.room_for(len(items))
+        missing = self._missing(items)
         lease: Lease | None = None
-        grants: list[Grant] = []
+        places: dict[BlockKey, int] = {}
         with self._room(items) as room:
-            if allowed:
+            if self._leases.room_for(len(items)):
                 room.keep_to_quotas(items, self._quotas.max_bytes)
-            for item in items:
-                if item.key in self._blocks.committed or item.key in self._blocks.reserved:
-                    grants.append(EXISTS)
-                    continue
-                within = item.near or self._quotas.allow(item.tenant, aligned(item.length))
-                offset = room.place(item.length) if allowed and within else None
-                if offset is None:
-                    self._refuse(within)
-                    grants.append(NO_SPACE)
-                    continue
-                lease = lease or self._leases.open_write(owner, self._deadline(lease_ns, now_ns))
-                self._leases.add_write(lease, self._blocks.reserve(item, offset, lease.id))
-                grants.append(Granted(offset))
+                for group in self._groups(missing):
+                    found = room.places([item.length for item in group])
+                    granted = [(item, offset) for item, offset in zip(group, found, strict=True) if offset is not None]
+                    if granted:
+                        lease = lease or self._leases.open_write(owner, self._deadline(lease_ns, now_ns))
+                        self._leases.add_writes(lease, self._blocks.reserve(granted, lease.id))
+                        places.update((item.key, offset) for item, offset in granted)
+        grants = self._grants(items, places)
         moves = self._made(room, now_ns)
         if lease is not None:
             self._story.record(now_ns, "reserved", lease.id, tuple(lease.writes or ()))
-        return Reserved(lease_id=lease.id if lease else 0, grants=tuple(grants), moves=moves, waiting=room.waiting)
+        return Reserved(lease_id=lease.id if lease else 0, grants=grants, moves=moves, waiting=room.waiting)
 
     def commit(
         self,
@@ -77,28 +71,19 @@ class Writing(Steps):
         lease = self._leases.get(lease_id)
         if lease is None or lease.writes is None:
             return (False,) * len(keys)
-        done: list[Resident] = []
-        answers: list[bool] = []
-        for key in keys:
-            block = self._leases.finish_write(lease, key)
-            if block is None:
-                before = self._blocks.committed.get(key)
-                answers.append(before is not None and before.writer == lease_id)
-            elif block.state is State.DOOMED:
+        found = self._leases.finish_writes(lease, keys)
+        done = [block for block in found if block.state is State.RESERVED]
+        for block in found:
+            if block.state is State.DOOMED:
                 self._blocks.drain(block)
-                answers.append(False)
-            else:
-                if unverified:
-                    block.unverified = True
-                self._publish(block, now_ns)
-                block.dirty, block.passing = self._guarded and not (clean or block.near), passing or block.near
-                done.append(block)
-                answers.append(True)
+        self._dress(done, now_ns, clean=clean, passing=passing, unverified=unverified)
+        self._blocks.publish(done)
         self._insert(done, now_ns)
-        self._story.record(now_ns, "committed", lease_id, tuple(block.key for block in done))
+        self._story.record(now_ns, "committed", lease_id, tuple([block.key for block in done]))
         if not lease.writes and lease.slab is None:
             self._leases.end(lease)
-        return tuple(answers)
+        published = map(self._blocks.committed.get, keys)
+        return tuple([block is not None and block.writer == lease_id for block in published])
 
     def grant_slab(self, nbytes: int, *, owner: str, lease_ns: int, now_ns: int) -> SlabGrant | None:
         """`nbytes`, rounded up to a multiple of 64, in one piece under a write lease of their own; None when there is no room for them.
@@ -110,10 +95,10 @@ class Writing(Steps):
             raise ConfigError(f"a slab has at least one byte, got {nbytes}")
         now_ns = self._begin(now_ns)
         with self._room(()) as room:
-            offset = room.place(nbytes) if self._leases.room_for(0) else None
+            (offset,) = room.places([nbytes]) if self._leases.room_for(0) else [None]
         moves = self._made(room, now_ns)
         if offset is None:
-            self._refuse(within=True)
+            self._counters["refused"] += 1
             return None
         lease = self._leases.open_write(owner, self._deadline(lease_ns, now_ns))
         lease.slab = self._blocks.slabs.open(offset, aligned(nbytes))
@@ -131,27 +116,34 @@ class Writing(Steps):
         Raises `ConfigError`, and nothing is done, when the slab has less bytes than these blocks.
         """
         arguments.check_batch(len(items), self._limits)
-        for item in items:
-            arguments.check_item(item, self._limits)
+        arguments.check_items(items, self._limits)
         now_ns = self._begin(now_ns)
         lease = self._leases.get(lease_id)
         if lease is None or lease.slab is None:
             self._counters["refused"] += len(items)
             return (NO_SPACE,) * len(items)
-        wanted = sum(aligned(item.length) for item in items)
-        if wanted > lease.slab.size:
-            raise ConfigError(f"blocks of {wanted} bytes can't be carved out of the {lease.slab.size} bytes that are left of a slab")
+        sizes = [aligned(item.length) for item in items]
+        if sum(sizes) > lease.slab.size:
+            raise ConfigError(f"blocks of {sum(sizes)} bytes can't be carved out of the {lease.slab.size} bytes that are left of a slab")
+        offsets = self._blocks.slabs.cut(lease.slab, sizes)
+        places = dict(zip([item.key for item in reversed(items)], reversed(offsets), strict=True))  # of a key's first item
         done: list[Resident] = []
         with self._room(items) as room:
             room.keep_to_quotas(() if closed else items, self._quotas.max_bytes)
-            grants = tuple([self._carve(lease, item, room, now_ns, done, verified, closed) for item in items])
+            for group in self._groups([] if closed else self._missing(items)):
+                some = group[: room.admits(len(group))]
+                blocks = [Resident(item, Location(places[item.key], item.length), aligned(item.length), lease_id) for item in some]
+                self._dress(blocks, now_ns, clean=False, passing=False, unverified=not verified)
+                self._blocks.carve(blocks)
+                done += blocks
+        self._blocks.uncarve(set(offsets).difference([block.location.offset for block in done]))
         self._made(room, now_ns)
         self._insert(done, now_ns)
-        self._story.record(now_ns, "carved", lease_id, tuple(block.key for block in done))
+        self._story.record(now_ns, "carved", lease_id, tuple([block.key for block in done]))
         lease.narrowed()
         if not lease.slab.size:
             self._leases.end(lease)
-        return grants
+        return self._grants(items, {block.key: block.location.offset for block in done})
 
     def moved(self, moves: Sequence[Move]) -> None:
         """The shell has copied what `reserve` or `grant_slab` moved. Must follow at once: nothing else may be asked of the pool between.
@@ -174,7 +166,7 @@ class Writing(Steps):
         return now_ns
 
     def _room(self, items: Sequence[Reserve]) -> Room:
-        return Room(items, self._blocks, self._pens, self._limits, self._evict, self._story)
+        return Room(items, self._blocks, self._pens, self._limits, LeavingSteps(self._unlink, self._evict), self._story)
 
     def _made(self, room: Room, now_ns: int) -> tuple[Move, ...]:
         """Count what room cost; its moves."""
@@ -185,35 +177,54 @@ class Writing(Steps):
             self._counters["moved_bytes"] += sum(move.size for move in room.moves)
         return tuple(room.moves)
 
-    def _refuse(self, within: bool) -> None:
-        self._counters["refused_quota"] += not within
-        self._counters["refused"] += 1
+    def _missing(self, items: Sequence[Reserve]) -> list[Reserve]:
+        """What isn't here yet and nobody is writing; the first item of each key."""
+        committed, reserved, missing = self._blocks.committed, self._blocks.reserved, dict[BlockKey, Reserve]()
+        for item in items:
+            if item.key not in committed and item.key not in reserved:
+                missing.setdefault(item.key, item)
+        return list(missing.values())
+
+    def _groups(self, items: Sequence[Reserve]) -> Iterator[Sequence[Reserve]]:
+        """What may be taken in together, one group after the other: where there are quotas, one item, for it counts for the next one."""
+        if items and not self._quotas.max_bytes:
+            yield items
+            return
+        for item in items:
+            if item.near or self._quotas.allow(item.tenant, aligned(item.length)):
+                yield [item]
+            else:
+                self._counters["refused_quota"] += 1
+
+    def _grants(self, items: Sequence[Reserve], places: dict[BlockKey, int]) -> tuple[Grant, ...]:
+        """What each is told, when those in `places` were taken in by this call: the second item of a key, that it exists."""
+        committed, reserved, grants = self._blocks.committed, self._blocks.reserved, list[Grant]()
+        for item in items:
+            offset = places.pop(item.key, None)
+            if offset is not None:
+                grants.append(Granted(offset))
+            else:
+                grants.append(EXISTS if item.key in committed or item.key in reserved else NO_SPACE)
+        self._counters["refused"] += grants.count(NO_SPACE)
+        return tuple(grants)
+
+    def _dress(self, blocks: Sequence[Resident], now_ns: int, *, clean: bool, passing: bool, unverified: bool) -> None:
+        """Blocks are about to be committed: what is known of them then, and their ttls."""
+        guarded = self._guarded and not clean
+        for block in blocks:
+            block.committed_ns = block.used_ns = now_ns
+            block.unverified = unverified
+            block.dirty = guarded and not block.near
+            block.passing = passing or block.near
+            if block.ttl_ns:
+                block.expires_ns = now_ns + block.ttl_ns
+                self._expiries.set(block.key, block.expires_ns)
+                self._due_ns = min(self._due_ns, block.expires_ns)
 
     def _insert(self, done: Sequence[Resident], now_ns: int) -> None:
         """Published blocks enter the order of eviction."""
-        for block in reversed(done):  # tails first, so that heads are the younger ones
-            self._pens.insert(block, now_ns)
+        self._pens.insert(done, now_ns)
+        for block in done:
             if not block.passing:
                 self._regret.wanted(block.key)
         self._counters["inserted"] += len(done)
-
-    def _carve(self, lease: Lease, item: Reserve, room: Room, now_ns: int, done: list[Resident], verified: bool, closed: bool) -> Grant:
-        """Cut one item's bytes off a slab, and publish it where that may be."""
-        assert lease.slab is not None
-        blocks, key, near, size = self._blocks, item.key, item.near, aligned(item.length)
-        offset = blocks.slabs.cut(lease.slab, size)
-        if key in blocks.committed or key in blocks.reserved:
-            blocks.allocator.free(offset)
-            return EXISTS
-        within = near or self._quotas.allow(item.tenant, size)
-        if closed or not within or not room.admits():
-            blocks.allocator.free(offset)
-            self._refuse(within)
-            return NO_SPACE
-        block = Resident(item, Location(offset, item.length), size, lease.id)
-        block.unverified = not verified
-        block.dirty, block.passing = self._guarded and not near, near
-        self._date(block, now_ns)
-        blocks.carve(block)
-        done.append(block)
-        return Granted(offset)

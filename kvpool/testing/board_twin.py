@@ -4,6 +4,7 @@ It is strict about what a pool may do: a key is published once until it is withd
 A *hold* is on what one publication said, its bytes; it outlives the withdrawal, like a hold in a cell.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvpool.block import BlockKey
@@ -35,29 +36,35 @@ class BoardTwin:
 
     # The pool's side
 
-    def publish(self, block: Resident) -> None:
+    def publish(self, blocks: Sequence[Resident]) -> None:
         """See `Announcer`."""
-        if block.key in self.records:
-            raise LocalError(f"{block.key.hex()} was published twice")
-        if len(self.records) < self.room:
-            self.records[block.key] = Record(block.key, *block.location, block.expires_ns, block.unverified)
+        for block in blocks:
+            if block.key in self.records:
+                raise LocalError(f"{block.key.hex()} was published twice")
+            if len(self.records) < self.room:
+                self.records[block.key] = Record(block.key, *block.location, block.expires_ns, block.unverified)
 
     def verified(self, key: BlockKey) -> None:
         """See `Announcer`."""
         if key in self.records:
             self.records[key] = self.records[key]._replace(unverified=False)
 
-    def withdraw(self, key: BlockKey) -> bool:
+    def withdraw(self, keys: Sequence[BlockKey]) -> set[BlockKey]:
         """See `Announcer`."""
-        if key in self.late:
-            self.late.discard(key)
-            self.hold(key)
-        record = self.records.pop(key, None)
-        return record is not None and self.held(key)
+        for key in keys:
+            if key in self.late:
+                self.late.discard(key)
+                self.hold(key)
+            self.records.pop(key, None)
+        return set(filter(self.held, keys))
 
     def held(self, key: BlockKey) -> bool:
         """See `Announcer`."""
         return bool(self.holds) and any(record.key == key for record in self.holds.values())
+
+    def watched(self) -> bool:
+        """See `Announcer`."""
+        return bool(self.holds)
 
     # A reader's side
 

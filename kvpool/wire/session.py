@@ -199,19 +199,26 @@ def decode_request(data: bytes) -> Request:
     except UnicodeDecodeError as error:
         raise ProtocolError("a tenant's name that is not UTF-8") from error
     body = data[start:]
-    blocks = [_block(*fields) for fields in _BLOCK.iter_unpack(body)] if item is _BLOCK else ()
+    blocks = _blocks(body) if item is _BLOCK else ()
     keys = [key for (key,) in _KEY.iter_unpack(body)] if item is _KEY else ()
     return Request(form.kind, lease_id, sequence, nbytes, bool(flags), tenant, blocks, keys, core - 1)
 
 
-def _block(
-    key: bytes, parent: bytes, depth: int, length: int, ttl_ms: int, priority_ms: int, priority: int, has_parent: int, zeros: bytes
-) -> Reservation:
-    if max(depth, length) >= _MAX_COUNT or max(ttl_ms, priority_ms) >= _MAX_MS:
-        raise ProtocolError(f"block {key.hex()[:16]} with numbers beyond all bounds")
-    if has_parent > 1 or zeros != _ZEROS or (not has_parent and parent != _NO_PARENT):
-        raise ProtocolError(f"block {key.hex()[:16]} with fields it doesn't have")
-    return Reservation(key, parent if has_parent else b"", depth, length, ttl_ms, priority, priority_ms)
+def _blocks(body: bytes) -> Sequence[Reservation]:
+    """Blocks as they are spelled; what can't be is looked for in all of them at once."""
+    rows = list(_BLOCK.iter_unpack(body))
+    if not rows:
+        return ()
+    _, parents, depths, lengths, ttls_ms, priorities_ms, _, have_parents, zeros = zip(*rows, strict=True)
+    if max(map(max, (depths, lengths))) >= _MAX_COUNT or max(map(max, (ttls_ms, priorities_ms))) >= _MAX_MS:
+        raise ProtocolError("a block with numbers beyond all bounds")
+    without = [parent for parent, has in zip(parents, have_parents, strict=True) if not has]
+    if max(have_parents) > 1 or set(zeros) != {_ZEROS} or not {_NO_PARENT}.issuperset(without):
+        raise ProtocolError("a block with fields it doesn't have")
+    return [
+        Reservation(key, parent if has_parent else b"", depth, length, ttl_ms, priority, priority_ms)
+        for key, parent, depth, length, ttl_ms, priority_ms, priority, has_parent, _ in rows
+    ]
 
 
 def encode_answer(kind: Kind, answer: Answer) -> bytes:

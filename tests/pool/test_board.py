@@ -1,5 +1,6 @@
 """The board: what the pool announces, and that it spares what is held."""
 
+from collections.abc import Sequence
 from hashlib import sha256
 
 import pytest
@@ -172,13 +173,16 @@ class _Clung:
         self.held_now = True
         self.asked = 0
 
-    def publish(self, block: Resident) -> None:
+    def publish(self, blocks: Sequence[Resident]) -> None:
         """Nothing to note."""
 
     def verified(self, key: BlockKey) -> None:
         """Nothing to note."""
 
-    def withdraw(self, key: BlockKey) -> bool:
+    def withdraw(self, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        return set(keys) if self.held_now else set()
+
+    def watched(self) -> bool:
         return self.held_now
 
     def held(self, key: BlockKey) -> bool:

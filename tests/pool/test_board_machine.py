@@ -6,6 +6,7 @@ are announced too early, or are given away too early, are seen at once.
 """
 
 import itertools
+from collections.abc import Sequence
 from hashlib import sha256
 
 from hypothesis import HealthCheck, settings
@@ -37,9 +38,10 @@ class LookingBoard(BoardTwin):
         super().__init__(room)
         self.machine = machine
 
-    def publish(self, block: Resident) -> None:
-        super().publish(block)
-        assert self.machine.bytes_at(*block.location) == self.machine.content[block.key][: block.location.length]
+    def publish(self, blocks: Sequence[Resident]) -> None:
+        super().publish(blocks)
+        for block in blocks:
+            assert self.machine.bytes_at(*block.location) == self.machine.content[block.key][: block.location.length]
 
 
 class BoardMachine(RuleBasedStateMachine):

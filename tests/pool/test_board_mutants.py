@@ -1,6 +1,6 @@
 """The tests of the board machine: defects of the core made on purpose, each of which it must notice."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from kvpool.pool.blocks import Blocks
 from kvpool.pool.fences import Fences
 from kvpool.pool.leases import Lease
 from kvpool.pool.resident import Resident
-from kvpool.pool.slabs import Slabs
+from kvpool.pool.slabs import Slab, Slabs
 from kvpool.pool.steps import Steps
 from kvpool.pool.values import Move
 from kvpool.testing.board_twin import BoardTwin
@@ -25,22 +25,23 @@ Patch = tuple[Any, str, Any]
 def _holds_ignored() -> Sequence[Patch]:
     withdraw = BoardTwin.withdraw
 
-    def blind(self: BoardTwin, key: BlockKey) -> bool:
-        withdraw(self, key)
-        return False
+    def blind(self: BoardTwin, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        withdraw(self, keys)
+        return set()
 
     return [(BoardTwin, "held", lambda self, key: False), (BoardTwin, "withdraw", blind)]
 
 
 def _late_holds_ignored() -> Sequence[Patch]:
-    def early(self: Blocks, block: Resident) -> bool:
+    recalled = Blocks._recalled
+
+    def early(self: Blocks, blocks: Sequence[Resident]) -> set[BlockKey]:
         assert self.board is not None
-        held = self.board.held(block.key)
-        self.moving.pop(block.key, None)
-        self.board.withdraw(block.key)
+        held = {block.key for block in blocks if self.board.held(block.key)}
+        recalled(self, blocks)
         return held
 
-    return [(Blocks, "_recalled_held", early)]
+    return [(Blocks, "_recalled", early)]
 
 
 def _published_before_moved() -> Sequence[Patch]:
@@ -60,17 +61,20 @@ def _moved_while_announced() -> Sequence[Patch]:
 
 def _published_anew_after_a_plan_was_dropped() -> Sequence[Patch]:
     def forgetful(self: Blocks, blocks: Sequence[Resident]) -> bool:
-        fresh = {block.key: block for block in blocks if block.key not in self.moving}
-        if any(self._recalled_held(block) for block in fresh.values()):
+        fresh = [block for block in blocks if block.key not in self.moving]
+        if self._recalled(fresh):
             return False
-        self.moving.update(fresh)
+        self.moving.update((block.key, block) for block in fresh)
         return True
 
     return [(Blocks, "_recall", forgetful)]
 
 
 def _never_withdrawn() -> Sequence[Patch]:
-    return [(Blocks, "_recalled_held", Blocks.held)]
+    def seen(self: Blocks, blocks: Sequence[Resident]) -> set[BlockKey]:
+        return {block.key for block in blocks if self.held(block)}
+
+    return [(Blocks, "_recalled", seen)]
 
 
 def _doomed_with_its_last_lease() -> Sequence[Patch]:
@@ -91,21 +95,20 @@ def _held_for_ever() -> Sequence[Patch]:
 
 
 def _carved_bytes_lost() -> Sequence[Patch]:
-    cut, free = Slabs.cut, Allocator.free
+    cut, free = Slabs.cut, Allocator.free_all
     loose: set[int] = set()
 
-    def cutting(self: Slabs, slab: Any, size: int) -> int:
-        offset = cut(self, slab, size)
-        loose.add(offset)
-        return offset
+    def cutting(self: Slabs, slab: Slab, sizes: Sequence[int]) -> list[int]:
+        offsets = cut(self, slab, sizes)
+        loose.update(offsets)
+        return offsets
 
-    def kept(self: Allocator, offset: int) -> int:
-        if offset in loose:
-            loose.discard(offset)
-            return 0
-        return free(self, offset)
+    def kept(self: Allocator, offsets: Collection[int]) -> int:
+        others = [offset for offset in offsets if offset not in loose]
+        loose.difference_update(offsets)
+        return free(self, others)
 
-    return [(Slabs, "cut", cutting), (Allocator, "free", kept)]
+    return [(Slabs, "cut", cutting), (Allocator, "free_all", kept)]
 
 
 def _slab_movable() -> Sequence[Patch]:

@@ -1,6 +1,7 @@
 """The numbered changes of what a node holds."""
 
 import random
+from collections.abc import Sequence
 from hashlib import sha256
 
 import pytest
@@ -132,8 +133,9 @@ def test_pool_tells_its_watch_of_every_block_that_becomes_readable_or_stops_bein
     """Commit, eviction, expiry, discard, and discard under a lease: the one who watches knows what `lookup` would say."""
     held: set[BlockKey] = set()
 
-    def watch(block: Resident) -> None:
-        (held.add if block.state is State.COMMITTED else held.discard)(block.key)
+    def watch(blocks: Sequence[Resident]) -> None:
+        for block in blocks:
+            (held.add if block.state is State.COMMITTED else held.discard)(block.key)
 
     pool = PoolState(64 * 4, PrefixLru(), watch=watch)
 

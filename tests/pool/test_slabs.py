@@ -34,16 +34,16 @@ def put(pool: PoolState, *numbers: int) -> None:
     assert all(pool.commit(got.lease_id, [KEYS[number] for number in numbers], 0))
 
 
-def test_split_makes_two_extents_that_are_freed_one_by_one() -> None:
+def test_divided_extent_is_several_that_are_freed_one_by_one() -> None:
     """What is cut off must be somebody's, and the rest stay somebody else's."""
     allocator = Allocator(640)
     assert allocator.allocate(256) == 0
-    allocator.split(0, 64)
+    assert allocator.divide(0, [64, 192]) == [0, 64]
     assert allocator.extents() == [(0, 64), (64, 192)]
     allocator.check()
     allocator.free(0)
     allocator.check()
-    allocator.split(64, 128)
+    assert allocator.divide(64, [128, 64]) == [64, 192]
     assert allocator.extents() == [(64, 128), (192, 64)]
     allocator.free(64)
     allocator.free(192)
@@ -52,13 +52,15 @@ def test_split_makes_two_extents_that_are_freed_one_by_one() -> None:
     allocator.check()
 
 
-@pytest.mark.parametrize(("offset", "size"), [(0, 256), (0, 0), (0, 320), (0, 65), (64, 64), (256, 64)])
-def test_split_of_what_is_no_larger_extent_raises(offset: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("offset", "sizes"), [(0, [0, 256]), (0, [64]), (0, [320]), (0, [65, 191]), (0, [320, -64]), (64, [64]), (256, [64]), (256, [384])]
+)
+def test_divide_into_what_the_extent_is_not_raises(offset: int, sizes: list[int]) -> None:
     """A wrong cut would corrupt the map of the arena."""
     allocator = Allocator(640)
     allocator.allocate(256)
-    with pytest.raises(InvariantError, match="split"):
-        allocator.split(offset, size)
+    with pytest.raises(InvariantError, match="parts"):
+        allocator.divide(offset, sizes)
     allocator.check()
 
 

@@ -142,7 +142,7 @@ def test_impossible_transition_raises_with_the_story() -> None:
     pool = PoolState(64 * 4, PrefixLru())
     put(pool, chain("a", 1))
     with pytest.raises(InvariantError, match="commit while COMMITTED"):
-        pool._blocks.publish(pool._blocks.committed[keys("a", 1)[0]])
+        pool._blocks.publish([pool._blocks.committed[keys("a", 1)[0]]])
 
 
 def test_transitions_end_where_they_began_and_skip_no_state() -> None:

@@ -3,7 +3,7 @@
 Most change the core itself, some what stands around it: the node's fence and clock, the copying of moved blocks, what a reader checks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from kvpool.block import BlockKey
@@ -51,11 +51,11 @@ def _leak() -> Sequence[Patch]:
 def _double_free() -> Sequence[Patch]:
     drop = Blocks.drop
 
-    def twice(self: Blocks, block: Resident, event: str) -> bool:
-        gone = drop(self, block, event)
+    def twice(self: Blocks, blocks: Sequence[Resident], event: str) -> Sequence[Resident]:
+        held = drop(self, blocks, event)
         if event == "expire":
-            self.allocator.free(block.location.offset)
-        return gone
+            self.allocator.free_all([block.location.offset for block in blocks])
+        return held
 
     return [(Blocks, "drop", twice)]
 
@@ -102,7 +102,7 @@ def _doomed_early() -> Sequence[Patch]:
 
     def early(self: Blocks, block: Resident) -> None:
         doom(self, block)
-        self.ledger.free_pinned(self._free(block))
+        self.ledger.free_pinned(self._free((block,)))
 
     return [(Blocks, "doom", early), (Blocks, "drain", lambda self, block: self._step(block, "drain"))]
 
@@ -223,11 +223,12 @@ def _moved_without_bytes() -> Sequence[Patch]:
 def _reserved_is_visible() -> Sequence[Patch]:
     enter = Blocks.reserve
 
-    def visible(self: Blocks, *arguments: Any) -> Resident:
-        block = enter(self, *arguments)
-        block.state = State.COMMITTED
-        self.committed[block.key] = block
-        return block
+    def visible(self: Blocks, *arguments: Any) -> list[Resident]:
+        blocks = enter(self, *arguments)
+        for block in blocks:
+            block.state = State.COMMITTED
+            self.committed[block.key] = block
+        return blocks
 
     return [(Blocks, "reserve", visible)]
 
@@ -272,9 +273,9 @@ def _damaged_comes_back() -> Sequence[Patch]:
 def _held_given_away() -> Sequence[Patch]:
     withdraw = BoardTwin.withdraw
 
-    def blind(self: BoardTwin, key: BlockKey) -> bool:
-        withdraw(self, key)
-        return False
+    def blind(self: BoardTwin, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        withdraw(self, keys)
+        return set()
 
     return [(BoardTwin, "held", lambda self, key: False), (BoardTwin, "withdraw", blind)]
 
@@ -282,11 +283,16 @@ def _held_given_away() -> Sequence[Patch]:
 def _not_withdrawn() -> Sequence[Patch]:
     publish = BoardTwin.publish
 
-    def again(self: BoardTwin, block: Resident) -> None:
-        self.records.pop(block.key, None)
-        publish(self, block)
+    def again(self: BoardTwin, blocks: Sequence[Resident]) -> None:
+        for block in blocks:
+            self.records.pop(block.key, None)
+        publish(self, blocks)
 
-    return [(BoardTwin, "withdraw", lambda self, key: self.held(key)), (BoardTwin, "publish", again), (LocalJudge, "board", _silent)]
+    return [
+        (BoardTwin, "withdraw", lambda self, keys: set(filter(self.held, keys))),
+        (BoardTwin, "publish", again),
+        (LocalJudge, "board", _silent),
+    ]
 
 
 def _silent(self: LocalJudge, board: BoardTwin) -> None:
@@ -294,21 +300,20 @@ def _silent(self: LocalJudge, board: BoardTwin) -> None:
 
 
 def _carved_bytes_lost() -> Sequence[Patch]:
-    cut, free = Slabs.cut, Allocator.free
+    cut, free = Slabs.cut, Allocator.free_all
     loose: set[int] = set()
 
-    def cutting(self: Slabs, slab: Slab, size: int) -> int:
-        offset = cut(self, slab, size)
-        loose.add(offset)
-        return offset
+    def cutting(self: Slabs, slab: Slab, sizes: Sequence[int]) -> list[int]:
+        offsets = cut(self, slab, sizes)
+        loose.update(offsets)
+        return offsets
 
-    def kept(self: Allocator, offset: int) -> int:
-        if offset not in loose:
-            return free(self, offset)
-        loose.discard(offset)
-        return 0
+    def kept(self: Allocator, offsets: Collection[int]) -> int:
+        others = [offset for offset in offsets if offset not in loose]
+        loose.difference_update(offsets)
+        return free(self, others)
 
-    return [(Slabs, "cut", cutting), (Allocator, "free", kept)]
+    return [(Slabs, "cut", cutting), (Allocator, "free_all", kept)]
 
 
 def _no_fence_of_bytes() -> Sequence[Patch]:

@@ -5,6 +5,7 @@ holds keeps its slot, so that the hold goes on to name it, until the owner asks 
 """
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
 import numpy as np
@@ -32,7 +33,7 @@ from kvpool.tier.board.layout import (
 )
 from kvpool.tier.board.order import Fence
 from kvpool.tier.board.sealed import make_memory, reopened_to_read
-from kvpool.tier.pages import ask_for_huge_pages
+from kvpool.tier.pages import Bytes, ask_for_huge_pages, populate
 
 _FULL: Final = (1 << BUCKET_SLOTS) - 1
 _TAKEN: Final = tuple(mask.bit_count() for mask in range(_FULL + 1))
@@ -59,7 +60,7 @@ class Board:
             self.read_fd = reopened_to_read(descriptor)
         finally:
             os.close(descriptor)
-        ask_for_huge_pages(np.frombuffer(mapping, np.uint8))
+        _fault_in(np.frombuffer(mapping, np.uint8))
         self._bytes = memoryview(mapping)
         self._words = self._bytes.cast("Q")
         self._records = np.frombuffer(mapping, np.uint64, shape.slots * _RECORD_WORDS, shape.records_at).reshape(-1, _RECORD_WORDS)
@@ -93,28 +94,36 @@ class Board:
         return len(self._slots)
 
     def publish(self, key: BlockKey, offset: int, length: int, *, expires_ns: int = 0, flags: int = 0) -> bool:
-        """Readers find this block from now on; its bytes are in place. `expires_ns`: monotonic, 0 never.
+        """`publish_all` of one block; False when it found no room."""
+        self.publish_all([(key, offset, length, expires_ns, flags)])
+        return key in self._slots
 
-        A key that is here already is told anew; nobody asks who holds its bytes, so withdraw it first when they may go. False when both its
-        buckets are full: then readers just don't find it here. Raises `ConfigError` for 2**48 bytes and more, `ClosedError`.
+    def publish_all(self, blocks: Iterable[tuple[BlockKey, int, int, int, int]]) -> None:
+        """Readers find these blocks from now on; their bytes are in place. Each is (key, offset, length, expires_ns, flags); `expires_ns`:
+        monotonic, 0 never. Where both its buckets are full readers just don't find a block here.
+
+        A key that is here already is told anew; nobody asks who holds its bytes, so withdraw it first when they may go.
+        Raises `ConfigError` for 2**48 bytes and more, `ClosedError`.
         """
-        if length >> LENGTH_BITS:
-            raise ConfigError(f"a block of {length} bytes is longer than a board can say")
-        words, fields = self._words, KEY.unpack(key)
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._take_slot(fields[1], fields[2])
-            if slot < 0:
-                self._counters["unindexed"] += 1
-                return False
-            self._slots[key] = slot
-        at = self._first + slot * _RECORD_WORDS
-        odd = words[at] | 1
-        words[at] = odd
-        FIELDS.pack_into(self._bytes, at * WORD + WORD, offset, length | flags << LENGTH_BITS, expires_ns or NEVER, *fields)
-        words[at] = odd + 1
-        self._tags[slot ^ LANE_FLIP] = fields[0] & TAG_MASK
-        return True
+        self._check_open()
+        words, tags, slots, memory, first = self._words, self._tags, self._slots, self._bytes, self._first
+        for key, offset, length, expires_ns, flags in blocks:
+            if length >> LENGTH_BITS:
+                raise ConfigError(f"a block of {length} bytes is longer than a board can say")
+            fields = KEY.unpack(key)
+            slot = slots.get(key)
+            if slot is None:
+                slot = self._take_slot(fields[1], fields[2])
+                if slot < 0:
+                    self._counters["unindexed"] += 1
+                    continue
+                slots[key] = slot
+            at = first + slot * _RECORD_WORDS
+            odd = words[at] | 1
+            words[at] = odd
+            FIELDS.pack_into(memory, at * WORD + WORD, offset, length | flags << LENGTH_BITS, expires_ns or NEVER, *fields)
+            words[at] = odd + 1
+            tags[slot ^ LANE_FLIP] = fields[0] & TAG_MASK
 
     def withdraw(self, key: BlockKey) -> bool:
         """Readers don't find it any more, and no copy that isn't finished counts. A key that isn't here: False.
@@ -122,17 +131,32 @@ class Board:
         True: somebody holds it now, or one of this key that was withdrawn before; its bytes must stay until `held` says False. False: they
         may be given to others at once.
         """
-        slot = self._slots.pop(key, None)
-        if slot is None:
-            return False
-        self._words[self._first + slot * _RECORD_WORDS] += 1
-        self._tags[slot ^ LANE_FLIP] = NO_TAG
+        return key in self._slots and bool(self.withdraw_all([key]))
+
+    def withdraw_all(self, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        """Readers don't find these any more, and no copy that isn't finished counts; which of them somebody holds, now or since an
+        earlier withdrawal: as `held` would say. The bytes of all others may be given away at once.
+        """
+        words, tags, slots, first, used, doomed = self._words, self._tags, self._slots, self._first, self._used, self._doomed
+        gone: list[tuple[BlockKey, int]] = []
+        for key in keys:
+            slot = slots.pop(key, None)
+            if slot is not None:
+                words[first + slot * _RECORD_WORDS] += 1
+                tags[slot ^ LANE_FLIP] = NO_TAG
+                gone.append((key, slot))
         self._fence()
-        if self._cells.hold(slot):
-            self._doomed.setdefault(key, []).append(slot)
-            return True
-        self._used[slot // BUCKET_SLOTS] ^= 1 << slot % BUCKET_SLOTS
-        return key in self._doomed and self._still_doomed(key)
+        watched = self._cells.watched()
+        for key, slot in gone:
+            if watched and self._cells.hold(slot):
+                doomed.setdefault(key, []).append(slot)
+            else:
+                used[slot // BUCKET_SLOTS] ^= 1 << slot % BUCKET_SLOTS
+        return {key for key in keys if key in doomed and self._still_doomed(key)} if doomed else set()
+
+    def watched(self) -> bool:
+        """Whether anybody holds anything."""
+        return self._cells.watched()
 
     def held(self, key: BlockKey) -> bool:
         """Whether somebody holds this block, or one of this key that was withdrawn under holds."""
@@ -192,7 +216,6 @@ class Board:
 
     def _take_slot(self, first: int, second: int) -> int:
         """A free slot in the emptier of a key's buckets, which these words of it choose; -1: both are full."""
-        self._check_open()
         used, one, other = self._used, first & self._mask, second & self._mask
         bucket = one if _TAKEN[used[one]] <= _TAKEN[used[other]] else other
         if used[bucket] == _FULL and self._doomed:
@@ -222,3 +245,12 @@ class Board:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this board is closed")
+
+
+def _fault_in(memory: Bytes) -> None:
+    """Records lie all over a board, so that in time each page is written to; the first time takes longer than all else about a record."""
+    ask_for_huge_pages(memory)
+    try:
+        populate(memory)
+    except OSError as error:
+        raise ConfigError(f"can't take {memory.size} bytes of shared memory for a board: {error.strerror}") from error

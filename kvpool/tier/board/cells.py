@@ -101,6 +101,10 @@ class Cells:
                 cell.broken = True
         return False
 
+    def watched(self) -> bool:
+        """Whether any cell holds anything."""
+        return any(active[0] for active, _, _, _ in self._sight)
+
     def holding(self) -> int:
         """Holds over all cells."""
         return sum(cell.holding() for cell in self._cells.values())
