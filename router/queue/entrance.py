@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from kvpool.clock import Clock
-from kvpool.policy.admission.fairness import PROMPT, TokenCounters
+from kvpool.policy.admission.fairness import PROMPT, TokenCounters, user_of
 from kvpool.policy.routing import Pending
 from router.attempts import Attempts
 from router.choose import Chooser
@@ -67,8 +67,8 @@ class Entrance:
         self.forecast = forecast
         self.clock = clock
         self.limits = limits
-        self.counters = TokenCounters()
-        self.gate = Gate(self._room, limits.max_queued, clock, self.counters)
+        self.counters, self.users = TokenCounters(), TokenCounters()
+        self.gate = Gate(self._room, limits.max_queued, clock, self.counters, self.users)
         self.shared = SharedWork(clock, least_tokens=limits.follow_tokens, timeout_s=limits.follow_timeout_s)
         self.warmer = Warmer(prefetcher)
         self.counts = Counts()
@@ -104,6 +104,7 @@ class Entry:
         self._trace = trace
         self._attempts = attempts
         self._tenant = need.job.scope.tenant or need.job.user
+        self._user = need.job.user if need.job.scope.tenant else ""
         self._held = ExitStack()
         self._led: Led | None = None
         self._passage = Passage(owner.gate, owner.clock)
@@ -139,7 +140,9 @@ class Entry:
         job = self._need.job
         prefill = not self.direct and not self._trace.generated and bool(self._attempts.usable("prefill"))
         kind = PREFILL if prefill else DIRECT
-        await self._passage.enter(kind, tenant=self._tenant, priority=job.priority, cost=0.0, deadline_ns=job.deadline_ns, again=True)
+        await self._passage.enter(
+            kind, tenant=self._tenant, user=self._user, priority=job.priority, cost=0.0, deadline_ns=job.deadline_ns, again=True
+        )
         self._trace.queued_ns = self._passage.waited_ns
 
     def stepped_aside(self) -> None:
@@ -167,8 +170,9 @@ class Entry:
         self._owner.forecast.decoding(self._need.job.request_id, self._tokens)
 
     def spent(self, service: float) -> None:
-        """So much service has gone to the request's tenant."""
+        """So much service has gone to the request's tenant, and to who of its users it is of."""
         self._owner.counters.charge(self._tenant, service)
+        self._owner.users.charge(user_of(self._tenant, self._user), service)
 
     @property
     def _tokens(self) -> int:
@@ -268,7 +272,7 @@ class Entry:
                 keys = self._need.keys(worker)[:held]
                 self._held.enter_context(owner.prefetcher.hold(keys, first, block_tokens=worker.block_tokens, host=best.worker.host))
         cost = PROMPT * (missing + _LOADED * (len(job.prompt) - missing))
-        await self._passage.enter(kind, tenant=self._tenant, priority=job.priority, cost=cost, deadline_ns=job.deadline_ns)
+        await self._passage.enter(kind, tenant=self._tenant, user=self._user, priority=job.priority, cost=cost, deadline_ns=job.deadline_ns)
         self._trace.queued_ns = self._passage.waited_ns
 
     def _land(self, blocks: int) -> None:

@@ -44,13 +44,20 @@ class OnItsWay:
 class Gate:
     """The lines of one router. Lives on one event loop."""
 
-    def __init__(self, room: Callable[[str, dict[str, int]], int], capacity: int, clock: Clock, counters: TokenCounters) -> None:
+    def __init__(
+        self,
+        room: Callable[[str, dict[str, int]], int],
+        capacity: int,
+        clock: Clock,
+        counters: TokenCounters,
+        users: TokenCounters | None = None,
+    ) -> None:
         """`room` says how many of a kind may pass now, given how many of each are on their way; `capacity` bounds each line."""
         self._room = room
         self._clock = clock
         self._counters = counters
         self._capacity = capacity
-        self._lines: dict[str, Line[asyncio.Future[None]]] = {kind: Line(capacity, counters) for kind in KINDS}
+        self._lines: dict[str, Line[asyncio.Future[None]]] = {kind: Line(capacity, counters, users=users) for kind in KINDS}
         self._on_way = dict.fromkeys(KINDS, 0)
         self._last = DIRECT
         self._ticking: asyncio.Task[None] | None = None
@@ -83,14 +90,16 @@ class Gate:
                 self._on_way[kind] += 1
                 one.item.set_result(None)
 
-    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int, again: bool = False) -> OnItsWay:
+    async def enter(
+        self, kind: str, *, tenant: str, user: str = "", priority: int, cost: float, deadline_ns: int, again: bool = False
+    ) -> OnItsWay:
         """Wait for room and one's turn. Raises `RefusedError` (the line is full of others) or `UnavailableError` (the deadline passed).
 
         `again`: for who has been through already; it stands in front, and isn't refused.
         """
         now_ns = self._clock.now_ns()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        one = Waiting(item=place, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again)
+        one = Waiting(item=place, tenant=tenant, user=user, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again)
         displaced = self._lines[kind].offer(one, now_ns)
         if displaced is not None and not displaced.item.done():
             displaced.item.set_exception(self._full(kind))
@@ -150,12 +159,14 @@ class Passage:
         self._way: OnItsWay | None = None
         self.waited_ns = 0
 
-    async def enter(self, kind: str, *, tenant: str, priority: int, cost: float, deadline_ns: int, again: bool = False) -> None:
+    async def enter(self, kind: str, *, tenant: str, user: str, priority: int, cost: float, deadline_ns: int, again: bool = False) -> None:
         """See `Gate.enter`."""
         self.arrived()
         began_ns = self._clock.now_ns()
         try:
-            self._way = await self._gate.enter(kind, tenant=tenant, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again)
+            self._way = await self._gate.enter(
+                kind, tenant=tenant, user=user, priority=priority, cost=cost, deadline_ns=deadline_ns, again=again
+            )
         finally:
             self.waited_ns += self._clock.now_ns() - began_ns
 

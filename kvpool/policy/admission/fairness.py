@@ -7,7 +7,8 @@ the tenant that was served last. Between two tenants that both wait all the time
 
     2 x max(PROMPT x largest prompt, ANSWER x tokens of all answers under way)
 
-whatever they send, and nobody is held back while a place is free.
+whatever they send, and nobody is held back while a place is free. The same holds among the users of one tenant, who have counters of their
+own (`user_of`): whose turn it is in the tenant's.
 """
 
 from collections import OrderedDict
@@ -20,8 +21,13 @@ MAX_TENANTS = 4096
 """Counters kept; the one that changed longest ago is forgotten first, which forgives that tenant what it had."""
 
 
+def user_of(tenant: str, user: str) -> str:
+    """The name of a tenant's user among the counters of all users."""
+    return f"{tenant}\0{user}"
+
+
 class TokenCounters:
-    """The counters of one queue. Tenants are names; "" is everybody who has none."""
+    """The counters of one queue, of its tenants or of all their users. Tenants are names; "" is everybody who has none."""
 
     def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
         if max_tenants < 1:

@@ -58,6 +58,37 @@ def test_tenants_take_turns_by_what_they_had() -> None:
     assert order(line).index("b0") <= 1
 
 
+def test_users_of_a_tenant_take_turns_within_its_share() -> None:
+    """Ten dear ones and ten cheap ones of two users alternate by service, and both together get what another tenant gets."""
+    users = TokenCounters()
+    line: Line[str] = Line(100, TokenCounters(), users=users)
+    for number in range(10):
+        line.offer(replace(one(f"x{number}", "a", cost=10), user="x"), 0)
+        line.offer(one(f"b{number}", "b", cost=10), 0)
+    for number in range(20):
+        line.offer(replace(one(f"y{number}", "a", cost=5), user="y"), 0)
+    went = order(line)[:20]
+    assert sum(item[0] == "b" for item in went) * 10 == pytest.approx(70, abs=10)
+    spent = [sum(cost for item in went if item[0] == user) for user, cost in (("x", 10), ("y", 5))]
+    assert abs(spent[0] - spent[1]) <= 2 * 10
+    assert users.of("a\0x") == users.of("a\0y") == 100
+
+
+def test_user_that_comes_later_has_no_credit_and_who_waits_again_goes_before_all_users() -> None:
+    """What y didn't use while x was served is gone; who has had its turn in vain is of neither's account."""
+    line: Line[str] = Line(100, TokenCounters())
+    for number in range(8):
+        line.offer(replace(one(f"x{number}", "a", cost=10), user="x"), 0)
+    assert [line.next(0) is not None for _ in range(4)] == [True] * 4
+    for number in range(4):
+        line.offer(replace(one(f"y{number}", "a", cost=10), user="y"), 0)
+    line.offer(replace(one("z", "a", cost=0), user="x", again=True), 0)
+    went = order(line)
+    assert went[0] == "z"
+    assert sum(item[0] == "y" for item in went[1:5]) == 2
+    assert line.waiting_of("a") == 0
+
+
 def test_who_had_its_turn_in_vain_goes_first_of_its_tenant_and_keeps_its_place() -> None:
     """It may have begun to answer: newcomers stand behind it, and a full line sends one of them away, never it."""
     line: Line[str] = Line(2, TokenCounters())
