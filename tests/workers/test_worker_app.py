@@ -140,6 +140,7 @@ async def test_worker_tells_the_cluster_who_it_is_and_leaves_when_stopped(model:
                 "max_tokens": "512",
                 "slots": str(SETTINGS.max_active),
                 "kv_tokens": str(SETTINGS.kv_bytes // model.geometry.bytes_per_token),
+                "token_bytes": str(model.geometry.bytes_per_token),
                 "host": host_boot_id(),
                 "events": member.info["events"],
                 "attention": "full",
