@@ -73,8 +73,8 @@ class NodeEvents:
 
     def arena_changed(self, blocks: Sequence[Resident]) -> None:
         """Blocks of the arena became readable, or stopped being so. On the loop."""
-        for block in blocks:
-            self._arena.append(block if block.state is State.COMMITTED else block.key)  # a block that went isn't kept alive by this
+        committed = State.COMMITTED
+        self._arena += [block if block.state is committed else block.key for block in blocks]  # what went isn't kept alive by this
         if not self._dirty:
             self._dirty = True
             self._wake.set()

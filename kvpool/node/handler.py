@@ -6,8 +6,8 @@ never come through this file; only the gRPC stream of last resort does (`window`
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,10 @@ from kvpool.units import MS, SECOND
 from kvpool.wire.fence import NodeIdentity
 
 log = logging.getLogger(__name__)
+
+GRANTED: Final = Outcome.GRANTED
+EXISTING: Final = (Outcome.EXISTS, 0)
+REFUSED: Final = (Outcome.NO_SPACE, 0)
 
 
 class NodeHandler:
@@ -160,7 +164,7 @@ class NodeHandler:
         items, lower = self._wanted(blocks, sequence, tenant, near=False)
         grants = self._state.carve(lease_id, items, self._clock.now_ns())
         came = [item.key for item, grant in zip(items, grants, strict=True) if isinstance(grant, Granted)]
-        outcomes = [_outcome(grant)[0] for grant in grants]
+        outcomes = [outcome for outcome, _ in _told(grants)]
         if any(lower):
             outcomes = [outcome if found is None else Outcome.EXISTS for outcome, found in zip(outcomes, lower, strict=True)]
             clean = {item.key for item, found in zip(items, lower, strict=True) if found is not None and found.tier is self._tiers.below}
@@ -293,16 +297,18 @@ def _items(blocks: Sequence[Reservation], sequence: int, tenant: str, *, near: b
     ]
 
 
-def _outcome(grant: Granted | PoolOutcome) -> Grant:
-    if isinstance(grant, Granted):
-        return Outcome.GRANTED, grant.offset
-    return (Outcome.EXISTS if grant is EXISTS else Outcome.NO_SPACE), 0
+def _told(grants: Iterable[Granted | PoolOutcome]) -> list[Grant]:
+    """What the pool answered, as it is told."""
+    return [(GRANTED, grant.offset) if isinstance(grant, Granted) else (EXISTING if grant is EXISTS else REFUSED) for grant in grants]
 
 
 def _grants(answer: Reserved, lower: Sequence[Found | None]) -> list[Grant]:
     """One a block, of which the pool was asked for those that are nowhere lower."""
-    grants = iter(answer.grants)
-    return [_outcome(next(grants)) if found is None else (Outcome.EXISTS, 0) for found in lower]
+    grants = _told(answer.grants)
+    if len(grants) == len(lower):
+        return grants
+    told = iter(grants)
+    return [next(told) if found is None else EXISTING for found in lower]
 
 
 def _keys(raw: Sequence[bytes], *, or_none: bool = False) -> list[BlockKey]:

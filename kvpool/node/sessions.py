@@ -43,6 +43,8 @@ LEASE_NS: Final = 600 * SECOND
 _RENEW_NS: Final = 10 * SECOND
 _TOUCHES: Final = 512
 _OWNER_CHARS: Final = 200
+_GRANTED: Final = int(Outcome.GRANTED)
+_UNVERIFIED: Final = int(Flag.UNVERIFIED)
 
 
 class Announced:
@@ -54,13 +56,9 @@ class Announced:
 
     def publish(self, blocks: Sequence[Resident]) -> None:
         """Readers find these blocks from now on."""
-        self._board.publish_all(map(_entry, blocks))
-
-
-def _entry(block: Resident) -> tuple[BlockKey, int, int, int, int]:
-    offset, length = block.location
-    expires_ns = 0 if block.expires_ns == NEVER_NS else block.expires_ns
-    return block.key, offset, length, expires_ns, Flag.UNVERIFIED if block.unverified else 0
+        self._board.publish_all(
+            [(b.key, *b.location, 0 if b.expires_ns == NEVER_NS else b.expires_ns, _UNVERIFIED if b.unverified else 0) for b in blocks]
+        )
 
 
 class NodeSession:
@@ -139,10 +137,9 @@ class NodeSession:
         lease_id, grants, waiting = self._host.handler.reserve_now(
             self.owner, self._host.lease_ns, blocks, sequence=request.sequence, tenant=request.tenant, near=request.near
         )
-        outcomes, offsets = bytes(outcome for outcome, _ in grants), [offset for _, offset in grants]
+        outcomes, offsets = bytes([outcome for outcome, _ in grants]), [offset for _, offset in grants]
         if lease_id:
-            granted = {block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome == Outcome.GRANTED}
-            self.writes[lease_id] = granted
+            self.writes[lease_id] = {block.key for block, outcome in zip(blocks, outcomes, strict=True) if outcome == _GRANTED}
         return Answer(lease_id, outcomes=outcomes, offsets=offsets, waiting=waiting)
 
     def _commit(self, request: Request) -> Answer:

@@ -43,8 +43,8 @@ class Regret:
 
     def left(self, key: Hashable, size: int, cost: float, age: float = 1.0) -> None:
         """A block of `size` was evicted that nobody had used for `age`, by any measure; to have it again would take `cost`."""
+        self._left.pop(key, None)
         self._left[key] = cost
-        self._left.move_to_end(key)
         self._size = self._size * _FADE + size
         self._ages = self._ages * _FADE + size * age
         self._costs = self._costs * _FADE + cost

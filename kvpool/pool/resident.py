@@ -1,6 +1,7 @@
 """The record the pool keeps of one block."""
 
 from enum import IntEnum
+from typing import Final
 
 from kvpool.policy.eviction import Arrival
 from kvpool.pool.deadlines import NEVER_NS
@@ -14,6 +15,9 @@ class State(IntEnum):
     RESERVED = 1
     COMMITTED = 2
     DOOMED = 3
+
+
+_ABSENT: Final = State.ABSENT  # a member of an enum takes time to look up, and each block looks
 
 
 class Resident:
@@ -37,7 +41,7 @@ class Resident:
         self.location = location
         self.size = size
         self.writer = writer
-        self.state = State.ABSENT
+        self.state = _ABSENT
         self.grips = 0
         self.hits = 0
         self.committed_ns = self.used_ns = 0
@@ -47,8 +51,8 @@ class Resident:
 
     def arrival(self) -> Arrival:
         """What an eviction policy is told of it."""
-        until_ns = self.priority_until_ns
-        return Arrival(self.key, self.parent, self.depth, self.location.length, self.sequence, self.priority, until_ns, self.expires_ns)
+        until_ns = self.priority_until_ns if self.priority_ns else NEVER_NS
+        return Arrival(self.key, self.parent, self.depth, self.location[1], self.sequence, self.priority, until_ns, self.expires_ns)
 
     @property
     def priority_until_ns(self) -> int:

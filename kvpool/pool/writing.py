@@ -72,8 +72,9 @@ class Writing(Steps):
         if lease is None or lease.writes is None:
             return (False,) * len(keys)
         found = self._leases.finish_writes(lease, keys)
-        done = [block for block in found if block.state is State.RESERVED]
-        for block in found:
+        reserved = State.RESERVED
+        done = [block for block in found if block.state is reserved]
+        for block in found if len(done) < len(found) else ():
             if block.state is State.DOOMED:
                 self._blocks.drain(block)
         self._dress(done, now_ns, clean=clean, passing=passing, unverified=unverified)

@@ -35,24 +35,26 @@ class PrefixLru:
     def inserted(self, arrival: Arrival, now_ns: int) -> None:
         """See `EvictionPolicy.inserted`."""
         key, parent, depth = arrival[:3]
-        if key in self._nodes:
+        nodes, counts = self._nodes, self._children
+        if key in nodes:
             raise inserted_twice(key)
         if parent is not None:
-            above = self._nodes.get(parent)
+            above = nodes.get(parent)
             if above is not None and above[1] >= depth:
                 parent = None
             else:
-                children = self._children.get(parent)
+                children = counts.get(parent)
                 if children is None:
-                    self._children[parent] = [1, depth]
+                    counts[parent] = [1, depth]
                 else:
                     children[0] += 1
-                    children[1] = min(children[1], depth)
-        self._nodes[key] = (parent, depth)
+                    if depth < children[1]:
+                        children[1] = depth
+        nodes[key] = (parent, depth)
         self._queue[key] = None
-        waiting = self._children.get(key)
+        waiting = counts.get(key)
         if waiting is not None and waiting[1] <= depth:
-            del self._children[key]
+            del counts[key]
 
     def touched(self, key: BlockKey, now_ns: int, sequence: int = 0) -> None:
         """See `EvictionPolicy.touched`."""
