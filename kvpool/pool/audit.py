@@ -115,6 +115,7 @@ def _check_references(parts: Parts) -> None:
             f"leases hold {references} references, {writes} write; counted {parts.leases.references}, {parts.leases.write_count}"
         )
     fenced = set(parts.fences)
+    gripped = sum(block.grips > 0 for block in parts.blocks.extents.values())
     for offset, block in parts.blocks.extents.items():
         waits = block.grips or offset in parts.blocks.lingering or offset in fenced
         wanted_writers = 1 if block.state is State.RESERVED or (block.state is State.DOOMED and not waits) else 0
@@ -124,6 +125,8 @@ def _check_references(parts: Parts) -> None:
                 f"{writers[offset]} to write",
                 block.key,
             )
+    if gripped != parts.blocks.gripped:
+        raise InvariantError(f"{gripped} blocks are gripped, {parts.blocks.gripped} are counted")
 
 
 def _check_waiting(parts: Parts) -> None:

@@ -66,7 +66,7 @@ class Blocks:
     """
 
     __slots__ = (
-        "_story", "allocator", "board", "committed", "extents", "ledger", "lingering", "moving", "near", "reserved", "slabs",
+        "_story", "allocator", "board", "committed", "extents", "gripped", "ledger", "lingering", "moving", "near", "reserved", "slabs",
         "tenant_bytes", "watch",
     )  # fmt: skip
 
@@ -78,6 +78,7 @@ class Blocks:
         self.reserved: dict[BlockKey, Resident] = {}
         self.extents: dict[int, Resident] = {}
         self.tenant_bytes: dict[str, int] = {}
+        self.gripped = 0  # blocks with grips
         self.near: dict[BlockKey, None] = {}  # committed near copies
         self.lingering: dict[int, Resident] = {}
         self.moving: dict[BlockKey, Resident] = {}
@@ -199,6 +200,7 @@ class Blocks:
         """One more reference to a committed block."""
         if block.grips == 0:
             self.ledger.pin(block.size)
+            self.gripped += 1
         block.grips += 1
 
     def loosen(self, block: Resident) -> bool:
@@ -206,6 +208,7 @@ class Blocks:
         block.grips -= 1
         if block.grips:
             return False
+        self.gripped -= 1
         if block.state is State.DOOMED:
             if self.held(block):
                 self.lingering[block.location.offset] = block
@@ -240,10 +243,20 @@ class Blocks:
         block = self.extents.get(offset)
         return block is not None and block.state is State.COMMITTED and not block.grips and not self.held(block)
 
-    def gripped(self) -> list[int]:
+    def firm(self) -> list[int]:
         """Where the extents lie that can't leave now."""
         blocks = [at for at, block in self.extents.items() if block.state is not State.COMMITTED or block.grips or self.held(block)]
         return blocks + list(self.slabs.extents())
+
+    def mean_gap(self, more: int) -> int:
+        """Bytes between two extents on average if nothing stayed but what can't leave now, and `more` extents that are pinned as well.
+
+        0 while somebody holds something: then they would have to be looked for.
+        """
+        if self.board is not None and self.board.watched():
+            return 0
+        gaps = len(self.extents) - len(self.committed) + self.gripped + len(self.slabs) + more + 1
+        return (self.ledger.free_bytes + self.ledger.used_bytes) // gaps
 
     def present(self, keys: Sequence[BlockKey]) -> bytes:
         """One byte a key: 1 when it is committed, `NEAR` when only as a near copy, else 0."""

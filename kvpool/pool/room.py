@@ -109,7 +109,7 @@ class Room:
                 offset = self._fit(length, size, others_may_leave=True)
                 if offset is not None:
                     return offset
-            if evicted == _PATIENCE and size > self._largest_gap():
+            if evicted == _PATIENCE and not self._gap_takes(size):
                 return None
             if not self._leave(islice(self._victims, 1)):
                 break
@@ -184,11 +184,16 @@ class Room:
         self._steps.evict(leaving)
         return bool(leaving)
 
-    def _largest_gap(self) -> int:
-        """Bytes between gripped extents at most, if all else left. It can only shrink within a call, so once a call is enough."""
+    def _gap_takes(self, size: int) -> bool:
+        """Whether some gap between extents that can't leave would take `size` bytes, if all else left.
+
+        The largest is looked for only where the mean one wouldn't, and once a call, in which it can but shrink.
+        """
+        if size <= self._blocks.mean_gap(len(self._taken)):
+            return True
         if self._ceiling is None:
-            self._ceiling = self._blocks.allocator.largest_between(self._blocks.gripped() + self._taken)
-        return self._ceiling
+            self._ceiling = self._blocks.allocator.largest_between(self._blocks.firm() + self._taken)
+        return size <= self._ceiling
 
     def _evictable(self) -> Generator[Resident, None, None]:
         """Blocks that may go, in the order of eviction. Does nothing until first asked."""

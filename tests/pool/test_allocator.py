@@ -148,3 +148,24 @@ def test_allocator_mixed_sizes_utilisation_is_at_least_95_percent(kind: str) -> 
     assert first >= 0.95
     assert sum(used) / len(used) >= 0.95
     assert min(used) >= 0.95
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), max_size=12), st.randoms(use_true_random=False))
+def test_runs_lie_behind_each_other_and_whatever_is_freed_together_leaves_whole_holes(runs: list[list[int]], chance: random.Random) -> None:
+    """Blocks of one call are placed and freed together; nothing of that may be seen in what is left."""
+    allocator, live = Allocator(100 * ALIGNMENT), list[int]()
+    for run in runs:
+        sizes = [units * ALIGNMENT for units in run]
+        offsets = allocator.allocate_run(sizes)
+        allocator.check()
+        if offsets is not None:
+            assert offsets == [offsets[0] + sum(sizes[:at]) for at in range(len(sizes))]
+            live += offsets
+        gone = chance.sample(live, chance.randint(0, len(live)))
+        allocator.free_all(gone)
+        live = [offset for offset in live if offset not in gone]
+        allocator.check()
+        assert [offset for offset, _ in allocator.extents()] == sorted(live)
+    if live:
+        with pytest.raises(InvariantError, match="nothing is allocated"):
+            allocator.free_all([live[0], live[0]])

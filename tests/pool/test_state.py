@@ -12,6 +12,7 @@ import pytest
 from kvpool.block import BlockKey
 from kvpool.policy.eviction import Arrival, PrefixLru
 from kvpool.pool import NO_SPACE, TRANSITIONS, Granted, InvariantError, PoolLimits, PoolState, Reserve
+from kvpool.pool.blocks import Blocks
 from kvpool.pool.resident import State
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,16 @@ def test_reserve_of_a_block_no_gap_could_take_spares_the_pool() -> None:
     pool.check()
 
 
+def test_slab_among_many_small_blocks_does_not_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event loop serves everybody: what a large extent takes must not grow with the arena while next to nothing is leased."""
+    pool = PoolState(64 * 200, PrefixLru())
+    put(pool, chain("small", 200))
+    assert pool.acquire(keys("small", 1), owner="r", lease_ns=100, now_ns=1).lease_id
+    monkeypatch.setattr(Blocks, "firm", lambda blocks: pytest.fail("looked at every block"))
+    assert pool.grant_slab(64 * 40, owner="w", lease_ns=100, now_ns=2) is not None
+    assert pool.books().blocks == 160
+
+
 def test_check_after_a_lost_byte_names_the_block_and_its_story() -> None:
     """When the books don't balance, the message says which block and what happened to it."""
     pool = PoolState(64 * 4, PrefixLru())
@@ -118,6 +129,7 @@ def test_check_after_a_lost_byte_names_the_block_and_its_story() -> None:
         ("p._blocks.allocator.free(p._blocks.committed[K[0]].location.offset)", "the allocator says None"),
         ("p._blocks.allocator.allocate(64)", "leaked"),
         ("p._leases.references += 1", "references"),
+        ("p._blocks.gripped += 1", "0 blocks are gripped, 1 are counted"),
         ("p._blocks.committed[K[0]].expires_ns = 5", "ttl"),
         ("p._pens.policy.inserted(Arrival(bytes(32), None, 0, 64), 0)", "policy knows 3"),
         ("p._blocks.allocator.free_bytes -= 64", "holes hold"),
