@@ -1,5 +1,6 @@
 """`kvpool connect-check` as a command: a stand-in for an installed vLLM, run by an interpreter of its own, and a real pool node."""
 
+import asyncio
 import json
 import os
 import sys
@@ -10,9 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvpool.cli.main import cli
+from kvpool.connectors.check.pool import look
 from kvpool.testing.node_process import NodeProcess
 from kvpool.testing.stock_process import free_ports
 from kvpool.testing.vllm_stand_in import write_distribution, write_vllm
+from kvpool.wire.credentials import PLAIN
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +52,8 @@ def test_engine_that_will_work_ends_with_0(packages: Path, tmp_path: Path) -> No
         assert "reached by shm" in found["pool"]
         assert found["blocks"].startswith("32 tokens")
         assert json.loads(answer["start_with"][1])["kv_connector_extra_config"] == {"pool": node.address}
+        half = asyncio.run(look(f"{node.address},127.0.0.1:9", "auto", PLAIN, 5.0))
+        assert [(one.reach, bool(one.error)) for one in half] == [("shm", False), ("", True)]
     finally:
         node.stop()
 

@@ -28,13 +28,17 @@ class NodeSeen:
 
 
 async def look(source: str, transport: str, security: Security, timeout_s: float) -> list[NodeSeen]:
-    """All nodes of the pool at `source`. Raises `ConfigError` and `RemoteError` where not even the list of them can be had."""
+    """All nodes of the pool at `source`, also those of its addresses at which nobody answers.
+
+    Raises `ConfigError` and `RemoteError` where not even the list of them can be had.
+    """
     async with asyncio.timeout(timeout_s + 5):
         if source.startswith(RESP):
             return [await _ping(source.removeprefix(RESP), timeout_s)]
         nodes = await open_source(source, timeout_s, security)
         try:
-            return list(await asyncio.gather(*(_one(node.address, transport, security, timeout_s) for node in nodes.nodes())))
+            known = [node.address for node in nodes.nodes()] if "://" in source else [part.strip() for part in source.split(",")]
+            return list(await asyncio.gather(*(_one(address, transport, security, timeout_s) for address in known if address)))
         finally:
             await nodes.close()
 
@@ -81,11 +85,8 @@ def pool_lines(source: str, transport: str, nodes: Sequence[NodeSeen] | None, tr
             lines.append(ok("pool", f"{node.address}: answers as Redis does"))
             continue
         if node.description is None:
-            lines.append(
-                fail(
-                    "pool", f"{node.address}: {node.error}", start if transport == AUTO else f'or use another "transport" than {transport}'
-                )
-            )
+            todo = start if transport == AUTO else f'{start}, or take another "transport" than {transport}'
+            lines.append(fail("pool", f"{node.address}: {node.error}", todo))
             continue
         room = f"{format_size(node.description.free_bytes)} of {format_size(node.description.capacity_bytes)} free"
         found = f"{node.address}: reached by {node.reach}, {room}, {node.description.blocks} blocks"
