@@ -5,6 +5,7 @@ engine starts (`get_handshake_metadata`), and it asks the pool for what all of t
 """
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -119,14 +120,20 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         """The step's plan."""
         assert self._scheduler is not None
         state = scheduler_output.kv_connector_block_state
-        return PlanMetadata(self._scheduler.plan(_scheduled(scheduler_output), lambda request_id: state.get_block_ids(request_id)[0]))
+        plan = self._scheduler.plan(
+            list(_scheduled(scheduler_output)),
+            lambda request_id: state.get_block_ids(request_id)[0],
+            scheduler_output.total_num_scheduled_tokens,
+            time.monotonic_ns(),
+        )
+        return PlanMetadata(plan)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the ranks got done."""
         assert self._scheduler is not None
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, ReportMetadata):
-            self._scheduler.reported(report.report)
+            self._scheduler.reported(report.report, time.monotonic_ns())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """The request is over. Its blocks are held by what saves them, not by it."""

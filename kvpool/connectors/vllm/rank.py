@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvpool.client.access import own_namespace
@@ -37,7 +38,9 @@ def open_rank(
         salt=settings.salt.encode(),
     )
     if security != PLAIN:
-        namespace = asyncio.run(own_namespace(settings.pool, namespace, security, _WHO_S))
+        asking = own_namespace(settings.pool, namespace, security, _WHO_S)
+        with ThreadPoolExecutor(1) as thread:  # the engine's own may have an event loop already
+            namespace = thread.submit(asyncio.run, asking).result()
     return RankFacts(namespace, sum(pages.layers.layer_bytes)), pages, saves
 
 

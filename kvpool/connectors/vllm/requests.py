@@ -12,8 +12,8 @@ class Tracked:
 
     `names`: what its blocks are called, None if it can't be cached. `local`: leading blocks that the engine had at the last lookup.
     `found`: those that the pool had. `saved`: blocks before this one are in the pool, on their way, or given up. `told`: names that the
-    ranks know. `spent`: a load of it came short, so it loads nothing any more. `hand_off`: another engine is to go on with it.
-    `within_step`: its load, if there is one, is for the step to wait for.
+    ranks know. `spent`: a load of it came short, so it loads nothing any more. `hand_off`: another engine is to go on with it when its
+    prompt is computed. `within_step`: its load, if there is one, is for the step to wait for.
     """
 
     request: Any

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvpool.connectors.vllm.chains import Names, keys_of, seed_of
 from kvpool.connectors.vllm.messages import LoadJob, SaveJob, StepPlan, StepReport
+from kvpool.connectors.vllm.pace import Pace
 from kvpool.connectors.vllm.requests import Saving, Story, Tracked
 from kvpool.connectors.vllm.settings import Settings
 from kvpool.connectors.vllm.stats import Tally
@@ -84,6 +85,7 @@ class Scheduler:
         self._held = 0
         self._failures_seen = 0
         self._era = b""
+        self._pace = Pace()
         self.stories: list[Story] = []
         self.tally = Tally()
 
@@ -121,23 +123,29 @@ class Scheduler:
             return
         count = external_tokens // self._shape.block_tokens
         ids = list(block_ids[one.local : one.local + count])
-        self._loads.append(LoadJob(request.request_id, one.local, ids, one.within_step))
+        limit_ns = self._pace.limit_ns(external_tokens, int(self._settings.load_s * SECOND))
+        self._loads.append(LoadJob(request.request_id, one.local, ids, one.within_step, limit_ns))
 
-    def plan(self, scheduled: Iterable[tuple[str, int]], blocks_of: Callable[[str], Sequence[int]]) -> StepPlan:
-        """The next step's work. `scheduled`: each request in it, and how many of its tokens have KV when it is over."""
-        plan = StepPlan(loads=self._loads, ended=self._ended, failures_seen=self._failures_seen)
+    def plan(self, scheduled: Sequence[tuple[str, int]], blocks_of: Callable[[str], Sequence[int]], tokens: int, now_ns: int) -> StepPlan:
+        """The next step's work, of so many `tokens`. `scheduled`: each request in it, and how many of its tokens have KV then."""
+        plan = StepPlan(loads=self._loads, ended=self._ended, failures_seen=self._failures_seen, timed=self._pace.begin(tokens, now_ns))
         self._loads, self._ended = [], []
         for job in plan.loads:
             self._tell(plan, self._requests[job.request_id], job.first + len(job.block_ids))
         if self._shape.saves:
-            for request_id, tokens in scheduled:
+            for request_id, ready in scheduled:
                 one = self._requests.get(request_id)
-                if one is not None and one.names is not None:
-                    self._plan_save(plan, one, tokens // self._shape.block_tokens, blocks_of)
+                if one is None or one.names is None:
+                    continue
+                self._plan_save(plan, one, ready // self._shape.block_tokens, blocks_of)
+                if one.hand_off and ready >= one.request.num_prompt_tokens:
+                    plan.hand_offs.append(request_id)
+                    one.hand_off = False
         return plan
 
-    def reported(self, report: StepReport) -> None:
+    def reported(self, report: StepReport, now_ns: int) -> None:
         """What the ranks got done."""
+        self._pace.end(report.computed, now_ns)
         self._failures_seen = max(self._failures_seen, report.failed_within)
         for request_id, came in report.short.items():
             one = self._requests.get(request_id)
@@ -227,7 +235,7 @@ class Scheduler:
         self._held += len(ids)
         self._number += 1
         self._savings[self._number] = Saving(blocks, story=self._story(one, first, full) if shape.events else None)
-        plan.saves.append(SaveJob(self._number, request_id, first, ids, one.hand_off))
+        plan.saves.append(SaveJob(self._number, request_id, first, ids))
 
     def _tell(self, plan: StepPlan, one: Tracked, count: int) -> None:
         """Let the plan say the names of the first `count` blocks, as far as the ranks don't know them."""

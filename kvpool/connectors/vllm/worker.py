@@ -2,7 +2,7 @@
 
 Loads. `within_step` ones are over before the forward reads their blocks; the others go on beside the engine's steps and are reported when
 they are over, as they are even when nothing came. Saves are begun when a step is over and go on beside the next ones; the scheduler keeps
-their blocks from being used again until they are reported. Only a hand-off is waited for.
+their blocks from being used again until they are reported. Only those of a hand-off are waited for, in the step that ends its prompt.
 
 A load within a step that fails is known too late for the step: it computes on blocks that hold nothing, and so may the steps that are
 scheduled already. What those compute must not reach the pool under a pure key. So from a failure on nothing is saved until a plan comes
@@ -45,7 +45,7 @@ class Worker:
         self._report = StepReport()
         self._received: set[str] = set()
         self._invalid: set[int] = set()
-        self._calls: set[Call] = set()
+        self._calls: dict[Call, str] = {}
         self._failed_within = 0
         self._forward = True
         self.tally = Tally()
@@ -75,11 +75,15 @@ class Worker:
         if self._gate is not None:
             self._gate.finish()
             self._gate = None
-        calls = [(job, self._save(job)) for job in self._plan.saves]
-        self._plan.saves = []
-        for job, call in calls:
-            if job.hand_off and call is not None:
+        saves, self._plan.saves = self._plan.saves, []
+        for job in saves:
+            self._save(job)
+        for request_id in self._plan.hand_offs:
+            with self._lock:
+                calls = [call for call, name in self._calls.items() if name == request_id]
+            for call in calls:
                 call.wait()
+        self._plan.hand_offs = []
         for request_id in self._plan.ended:
             self._chains.pop(request_id, None)
         self._plan.ended = []
@@ -108,6 +112,7 @@ class Worker:
         with self._lock:
             report, self._report = self._report, StepReport()
         report.failed_within = self._failed_within
+        report.computed, self._plan.timed = self._plan.timed, 0
         return None if report.empty else report
 
     def counts(self) -> dict[str, float]:
@@ -123,10 +128,10 @@ class Worker:
     def _load(self, job: LoadJob, *, alone: bool) -> Call:
         """Start a load, layer by layer where that is asked for and it is `alone`."""
         started = time.monotonic_ns()
-        deadline_ns = started + int(self._settings.load_s * SECOND)
+        deadline_ns = started + job.limit_ns
         chain = self._chains[job.request_id][: job.first + len(job.block_ids)]
         target = self._pages.into(job.block_ids)
-        call = self._call(deadline_ns, lambda came: self._loaded(job, came, started), target.settle)
+        call = self._call(job.request_id, deadline_ns, lambda came: self._loaded(job, came, started), target.settle)
         if job.within_step and alone and self._settings.load == "layers":
             self._gate = LayerGate(self._pages.layers.names, call, target, deadline_ns)
             self._gate.start(self._link, chain, job.first)
@@ -153,14 +158,14 @@ class Worker:
             self._received.add(job.request_id)
         self._count("load", came, wanted, started_ns, came)
 
-    def _save(self, job: SaveJob) -> Call | None:
-        """Begin a save; None where nothing is to be saved."""
+    def _save(self, job: SaveJob) -> None:
+        """Begin a save, unless nothing is to be saved."""
         if not self._saves or self._plan.failures_seen < self._failed_within:
             with self._lock:
                 if self._saves:
                     self.tally.add("dropped_blocks", len(job.block_ids))
                 self._report.saved[job.number] = [0 if self._saves else len(job.block_ids)]
-            return None
+            return
         started = time.monotonic_ns()
         deadline_ns = started + int(self._settings.save_s * SECOND)
         chain = self._chains[job.request_id][: job.first + len(job.block_ids)]
@@ -176,22 +181,21 @@ class Worker:
             self._report.saved[job.number] = [held]
             self._count("save", held, len(job.block_ids), started, len(written))
 
-        call = self._call(deadline_ns, saved)
+        call = self._call(job.request_id, deadline_ns, saved)
         call.follow(self._link.store(chain, job.first, fill, deadline_ns))
-        return call
 
-    def _call(self, deadline_ns: int, note: Callable[[int], None], settle: Callable[[], None] | None = None) -> Call:
+    def _call(self, request_id: str, deadline_ns: int, note: Callable[[int], None], settle: Callable[[], None] | None = None) -> Call:
         """A call that is noted, under the lock, when it ends."""
 
         def ended(count: int) -> None:
             with self._lock:
-                self._calls.discard(call)
+                self._calls.pop(call, None)
                 note(count)
                 self._ended.notify_all()
 
         call = Call(deadline_ns, ended, settle)
         with self._lock:
-            self._calls.add(call)
+            self._calls[call] = request_id
         return call
 
     def _count(self, kind: str, done: int, wanted: int, started_ns: int, copied: int) -> None:

@@ -15,6 +15,7 @@ from kvpool.connectors.vllm.settings import Settings
 from kvpool.connectors.vllm.worker import Worker
 from kvpool.testing.node_process import poll
 from kvpool.transport.reach import Bytes
+from kvpool.units import SECOND
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 4, 40, 3, 16, 128
 ALL = (LAYERS, BLOCKS, HEADS, TOKENS, WIDTH)
@@ -88,10 +89,11 @@ class Rank:
         plan.names[chain] = names_of(chain, count)[self._told.get(chain, 0) :]
         self._told[chain] = max(count, self._told.get(chain, 0))
         if load is not None:
-            plan.loads.append(LoadJob(chain, *load, within_step))
+            plan.loads.append(LoadJob(chain, *load, within_step, int(self.settings.load_s * SECOND)))
         if save is not None:
             self._number += 1
-            plan.saves.append(SaveJob(self._number, chain, *save, hand_off))
+            plan.saves.append(SaveJob(self._number, chain, *save))
+        plan.hand_offs = [chain] if hand_off else []
         self.worker.bind(plan)
         self.worker.start_loads(forward=within_step)
         for name in self.pages.layers.names:

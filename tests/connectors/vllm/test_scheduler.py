@@ -9,6 +9,7 @@ from kvpool.connectors.vllm.chains import keys_of
 from kvpool.connectors.vllm.messages import SaveJob, StepPlan, StepReport
 from kvpool.connectors.vllm.scheduler import Scheduler, Shape
 from kvpool.connectors.vllm.settings import Settings
+from kvpool.units import SECOND
 from tests.connectors.vllm.engine import BLOCK, BlockPool, Pool, Request
 
 ROOTS = [b"\1" * 32, b"\2" * 32]
@@ -23,19 +24,21 @@ class World:
         self.scheduler = Scheduler(Shape(BLOCK, ranks=roots, **shape), Settings(pool="a:1", **settings), lambda request: b"")
         self.scheduler.connect(self.pool, ROOTS[:roots], 100)
         self.scheduler.bind(self.blocks)
-        self.roots = ROOTS[:roots]
+        self.now_ns = 0
 
     def hold(self, request: Request, count: int, root: int = 0) -> None:
         """The pool has the first blocks of a request."""
         self.pool.keys.update(keys_of(ROOTS[root], request.block_hashes[:count]))
 
     def step(self, *scheduled: tuple[Request, int], ids: Callable[[str], list[int]] = lambda _: list(range(1, 20))) -> StepPlan:
-        return self.scheduler.plan([(request.request_id, tokens) for request, tokens in scheduled], ids)
+        self.now_ns += SECOND
+        tokens = sum(count for _, count in scheduled)
+        return self.scheduler.plan([(request.request_id, count) for request, count in scheduled], ids, tokens, self.now_ns)
 
     def saved(self, plan: StepPlan, ranks: int = 1) -> None:
         """All ranks have saved all of it."""
         for _ in range(ranks):
-            self.scheduler.reported(StepReport(saved={job.number: [len(job.block_ids)] for job in plan.saves}))
+            self.scheduler.reported(StepReport(saved={job.number: [len(job.block_ids)] for job in plan.saves}), self.now_ns)
 
 
 def request(count: int = 18, name: str = "r", **fields: Any) -> Request:
@@ -150,7 +153,7 @@ def test_short_load_is_not_tried_again_and_what_was_missing_is_saved() -> None:
     world.scheduler.match(one, 0)
     world.scheduler.allocated(one, [1, 2, 3, 4], 3 * BLOCK)
     world.step((one, 18))
-    world.scheduler.reported(StepReport(short={"r": 1}, failed_within=1))
+    world.scheduler.reported(StepReport(short={"r": 1}, failed_within=1), world.now_ns)
     assert world.scheduler.match(one, 0) == (0, False)
     plan = world.step((one, 18))
     assert plan.failures_seen == 1
@@ -171,10 +174,13 @@ def test_saves_hold_back_a_share_of_the_engine_at_most() -> None:
     ("params", "always", "waited"), [(None, False, False), ({"do_remote_decode": True}, False, True), (None, True, True)]
 )
 def test_hand_offs_are_waited_for(params: dict[str, Any] | None, always: bool, waited: bool) -> None:
-    """Where another engine goes on, the answer must not come before the blocks are there."""
+    """Where another engine goes on, the answer must not come before the blocks are there: once, when the prompt ends."""
     world, one = World(always_hand_off=always), request(kv_transfer_params=params)
     world.scheduler.match(one, 0)
-    assert [save.hand_off for save in world.step((one, 18)).saves] == [waited]
+    assert world.step((one, 9)).hand_offs == []
+    assert world.step((one, 18)).hand_offs == (["r"] if waited else [])
+    one.all_token_ids.append(1)
+    assert world.step((one, 19)).hand_offs == []
 
 
 def test_roles_decide_what_is_done() -> None:
@@ -226,5 +232,5 @@ def test_stories_tell_of_blocks_that_all_ranks_saved() -> None:
     assert (story.parent, story.hashes) == (one.block_hashes[0], one.block_hashes[1:3])
     assert story.tokens == one.all_token_ids[BLOCK : 3 * BLOCK]
     plan = world.step((one, 18))
-    world.scheduler.reported(StepReport(saved={plan.saves[0].number: [0]}))
+    world.scheduler.reported(StepReport(saved={plan.saves[0].number: [0]}), world.now_ns)
     assert len(world.scheduler.stories) == 1

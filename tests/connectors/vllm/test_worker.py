@@ -104,8 +104,9 @@ def test_nothing_is_saved_behind_a_failed_load_until_the_scheduler_knows(node: N
 def test_hand_off_is_over_with_its_step(node: NodeProcess, rank: Callable[..., Rank]) -> None:
     """The engine that goes on finds the blocks as soon as it can know of them."""
     one, other = rank(node.address), rank(node.address)
-    one.step("f", save=(0, [1, 2, 3]), hand_off=True)
-    assert other.found("f", 3) == 3
+    one.step("f", save=(0, [1, 2, 3]))
+    one.step("f", save=(3, [4]), hand_off=True)
+    assert other.found("f", 4) == 4
 
 
 def test_killed_node_is_a_miss_and_a_new_one_is_used(rank: Callable[..., Rank]) -> None:
