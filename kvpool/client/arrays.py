@@ -78,6 +78,10 @@ def bytes_of(buffer: Any, *, writable: bool) -> Bytes:
 
     Raises `ConfigError` for another thing, and with `writable` for one that is read-only.
     """
+    if type(buffer) is np.ndarray and buffer.dtype == _BYTES and buffer.ndim == 1:
+        flags = buffer.flags
+        if flags.c_contiguous and (flags.writeable or not writable):
+            return buffer
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         if buffer.device.type != "cpu" or not buffer.is_contiguous():

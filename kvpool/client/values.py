@@ -16,9 +16,9 @@ gets none.
 import hashlib
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from kvpool.block import BlockKey, Framer, Geometry, LayerSpec, Namespace
 from kvpool.block.geometry import MAX_PAYLOAD_BYTES
@@ -169,10 +169,10 @@ class ValueClient:
 
     def keys(self, keys: Sequence[bytes]) -> list[BlockKey]:
         """The pool's keys for the caller's: what nodes and the tools of an operator call them."""
-        if not all(isinstance(key, bytes) and 0 < len(key) <= MAX_KEY_BYTES for key in keys):
+        if not set(map(type, keys)) <= {bytes} or (keys and not 0 < min(map(len, keys)) <= max(map(len, keys)) <= MAX_KEY_BYTES):
             raise ConfigError(f"keys are a list of bytes, 1 to {MAX_KEY_BYTES} each")
         sha256, root = hashlib.sha256, self._root
-        return [BlockKey(sha256(root + key).digest()) for key in keys]
+        return cast("list[BlockKey]", [sha256(root + key).digest() for key in keys])
 
     def reaches(self) -> dict[str, str]:
         """Reach in use per node id: `shm`, `ucx`, `tcp` or `grpc`, of the nodes that have been asked something so far."""
@@ -230,7 +230,7 @@ class ValueClient:
             raise ConfigError("a value has at least one byte")
         return rows
 
-    def _ask(self, work: Any) -> Any:
+    def _ask(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What the event loop comes to; None where the trouble is elsewhere."""
         try:
             return self._loop.run(work, self._timeout_s)
