@@ -18,7 +18,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
 from kvpool.connectors.lmcache.connection import Connection
 from kvpool.connectors.lmcache.lane import Lane
-from kvpool.connectors.lmcache.names import Key, Layout, layout_of, name_of, names_of_lookup
+from kvpool.connectors.lmcache.names import PLAIN, Key, Layout, layout_of, layouts_of, name_of
 from kvpool.connectors.lmcache.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class KvpoolL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not ther
         self._stores = Lane[L2StoreResult]("store", waiting=settings.waiting, patience_s=settings.timeout_s)
         self._lookups = Lane[Bitmap]("lookup", waiting=settings.waiting, patience_s=settings.timeout_s)
         self._loads = Lane[Bitmap]("load", waiting=settings.waiting, patience_s=settings.timeout_s)
+        self._packed: set[bool] = set()
+        """Whether objects are packed into plain bytes, as far as they were seen: a lookup doesn't say."""
         self._counts = dict.fromkeys(("stored", "not_stored", "found", "not_found", "loaded", "not_loaded"), 0)
 
     def get_store_event_fd(self) -> int:
@@ -97,7 +99,7 @@ class KvpoolL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not ther
         client = self._pool.client()
         if client is None:
             return L2StoreResult(False, 0)
-        held = client.put(_names(keys, objects), [one.byte_array for one in objects], ttl_s=self._settings.ttl_s)
+        held = client.put(self._names(keys, objects), [one.byte_array for one in objects], ttl_s=self._settings.ttl_s)
         sizes = [one.get_size() for one in objects]
         there = [i for i, has in enumerate(held) if has]
         self._count("stored", "not_stored", held)
@@ -109,10 +111,13 @@ class KvpoolL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not ther
         client = self._pool.client()
         if client is None:
             return Bitmap(len(keys))
-        names = names_of_lookup(keys, layouts)
-        asked = list(dict.fromkeys(name for some in names for name in some))
-        there = dict(zip(asked, client.present(asked), strict=True))
-        found = [any(there[name] for name in some) for some in names]
+        computed, found = layouts_of(keys, layouts), [False] * len(keys)
+        for packed in (False, True):
+            left = [i for i, there in enumerate(found) if not there]
+            if left and (packed in self._packed or not self._packed):
+                names = [name_of(keys[i], PLAIN if packed else computed[i]) for i in left]
+                for i, there in zip(left, client.present(names), strict=True):
+                    found[i] = there
         self._count("found", "not_found", found)
         return self._told(keys, found)
 
@@ -120,9 +125,14 @@ class KvpoolL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not ther
         client = self._pool.client()
         if client is None:
             return Bitmap(len(keys))
-        came = client.get(_names(keys, objects), [one.byte_array for one in objects])
+        came = client.get(self._names(keys, objects), [one.byte_array for one in objects])
         self._count("loaded", "not_loaded", came)
         return _bits(came)
+
+    def _names(self, keys: list[Key], objects: list[Any]) -> list[bytes]:
+        layouts = [_layout(one.metadata) for one in objects]
+        self._packed.update(layout == PLAIN for layout in layouts)
+        return [name_of(key, layout) for key, layout in zip(keys, layouts, strict=True)]
 
     def _told(self, keys: list[Key], found: list[bool]) -> Bitmap:
         """The bits, after LMCache's listeners were told of a use."""
@@ -134,10 +144,6 @@ class KvpoolL2(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not ther
     def _count(self, good: str, bad: str, done: Sequence[bool]) -> None:
         self._counts[good] += sum(done)
         self._counts[bad] += len(done) - sum(done)
-
-
-def _names(keys: list[Key], objects: list[Any]) -> list[bytes]:
-    return [name_of(key, _layout(one.metadata)) for key, one in zip(keys, objects, strict=True)]
 
 
 def _layout(metadata: Any) -> str:

@@ -7,7 +7,7 @@ chunk) and the object's layout, its shapes and element types. The key alone does
                  rank u64, group u64                           little-endian
 
 *Plain bytes* are a layout of their own: that of objects which something else has packed (LMCache's serde), so that their shape says nothing
-about what is in them. A lookup is told the layouts of what a model computes, not of what becomes of it; see `names_of_lookup`.
+about what is in them. A lookup is told the layouts of what a model computes, not of what becomes of it.
 """
 
 import hashlib
@@ -65,11 +65,7 @@ def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> str:
     return ";".join(f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in zip(shapes, dtypes, strict=True))
 
 
-def names_of_lookup(keys: Sequence[Key], layouts: Mapping[int, Layout]) -> list[tuple[bytes, ...]]:
-    """The names that each key's object may have, by the layouts of object groups: of that layout, and packed into plain bytes."""
+def layouts_of(keys: Sequence[Key], layouts: Mapping[int, Layout]) -> list[str]:
+    """The layout of each key's object, by the layouts of object groups that a lookup is told."""
     named = {group: layout_of(layout.shapes, layout.dtypes) for group, layout in layouts.items()}
-    found = []
-    for key in keys:
-        layout = named.get(key.object_group_id, PLAIN)
-        found.append(tuple(name_of(key, one) for one in dict.fromkeys((layout, PLAIN))))
-    return found
+    return [named.get(key.object_group_id, PLAIN) for key in keys]
