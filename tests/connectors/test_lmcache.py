@@ -26,7 +26,7 @@ SIZE = 256
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    node = NodeProcess("--capacity", "64MiB", "--offer", "grpc", "--offer", "tcp", arena_dir=tmp_path_factory.mktemp("arena"))
+    node = NodeProcess("--capacity", "64MiB", "--offer", "tcp,grpc", arena_dir=tmp_path_factory.mktemp("arena"))
     yield node
     assert node.stop() == 0
 
@@ -91,7 +91,7 @@ def test_pool_that_is_away_is_a_miss(adapters: Callable[..., Any], tmp_path: Pat
     assert found(nobody, keys, layouts) == [False]
     assert stored(nobody, keys, memory()) == (False, 0)
     assert loaded(nobody, keys, memory()) == [False]
-    node = NodeProcess("--capacity", "16MiB", "--offer", "tcp", "--offer", "grpc", arena_dir=tmp_path)
+    node = NodeProcess("--capacity", "16MiB", "--offer", "tcp,grpc", arena_dir=tmp_path)
     adapter = adapters(pool=node.address, timeout_s=1.0)
     assert stored(adapter, keys, memory()) == (True, SIZE)
     node.kill()
@@ -103,7 +103,7 @@ def test_pool_that_is_away_is_a_miss(adapters: Callable[..., Any], tmp_path: Pat
 
 def test_frozen_node_is_a_miss_by_the_deadline(adapters: Callable[..., Any], tmp_path: Path) -> None:
     """A host that hangs answers nothing: each task ends by `timeout_s`, and the pool is there again when the node is."""
-    node = NodeProcess("--capacity", "16MiB", "--offer", "tcp", "--offer", "grpc", arena_dir=tmp_path)
+    node = NodeProcess("--capacity", "16MiB", "--offer", "grpc", arena_dir=tmp_path)
     adapter = adapters(pool=node.address, timeout_s=0.5)
     keys, layouts = [WORLD.key(b"frozen")], {0: WORLD.layout(SHAPE, DTYPE)}
     assert stored(adapter, keys, [WORLD.memory(bytes(SIZE), SHAPE, DTYPE)])[0]

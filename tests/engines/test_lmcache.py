@@ -60,7 +60,7 @@ def test_lmcaches_bench_passes_over_one_node_and_over_two(lmcache_python: str, p
     """`lmcache bench l2 --no-skip-verify`, in memory of this host, then spread over two nodes, one of them reached by TCP only."""
     first = pool_node("--capacity", "256MiB")
     assert passed(bench_l2(lmcache_python, plugin(first.address, scope="one"), tmp_path / "one.json")) == ALL_GOOD
-    second = pool_node("--capacity", "256MiB", "--offer", "tcp", "--offer", "grpc")
+    second = pool_node("--capacity", "256MiB", "--offer", "tcp,grpc")
     both = plugin(f"{first.address},{second.address}", scope="two")
     assert passed(bench_l2(lmcache_python, both, tmp_path / "two.json")) == ALL_GOOD
 
