@@ -51,7 +51,7 @@ class PoolState(Writing):
 
     `capacity_bytes` is rounded down to a multiple of 64. Arguments that break a limit or make no sense raise `ConfigError`
     before anything changes; a broken invariant raises `InvariantError`; everything else is an answer. Time never goes back: an
-    earlier `now_ns` than one seen before counts as that one. `watch`: told of each block that becomes readable or stops being so.
+    earlier `now_ns` than one seen before counts as that one. `watch`: told of blocks that become readable or stop being so.
     `board`: tells readers of this host where blocks lie, so that they needn't ask.
     """
 

@@ -109,12 +109,15 @@ class Judge:
 
     # Pools
 
-    def changed(self, life: "Life", block: Resident) -> None:
-        """A block became readable or stopped being so."""
-        if block.state is not State.COMMITTED:
-            if not life.letting_go:
+    def changed(self, life: "Life", blocks: Sequence[Resident]) -> None:
+        """Blocks became readable or stopped being so."""
+        for block in blocks:
+            if block.state is State.COMMITTED:
+                self._readable(life, block)
+            elif not life.letting_go:
                 self._lost_ns[block.key] = self._loop.now_ns
-            return
+
+    def _readable(self, life: "Life", block: Resident) -> None:
         self._visible.add(block.key)
         offset, length = block.location
         try:

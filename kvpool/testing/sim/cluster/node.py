@@ -83,7 +83,7 @@ class Life:
         self._offer = offer
         self.arena = SimArena(capacity_bytes)
         arena, clock = cast(Arena, self.arena), MonotonicClock()
-        self.pool = PoolState(capacity_bytes, make_policy(policy), None, lambda block: judge.changed(self, block))
+        self.pool = PoolState(capacity_bytes, make_policy(policy), None, lambda blocks: judge.changed(self, blocks))
         self.tiers = Tiers(self.pool, arena, clock, below=None, beside=None, settings=FlowSettings())
         self.handler = NodeHandler(self.pool, arena, clock, node_id=node_id, incarnation=self.incarnation, tiers=self.tiers)
         self.handler.shm = ShmOffer(path=process.name, boot_id=process.host)
