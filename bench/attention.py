@@ -45,9 +45,9 @@ BEFORE, AFTER = "<|im_start|>user\n", "\n\n{}<|im_end|>\n<|im_start|>assistant\n
 SPECS: Mapping[str, str] = {
     "full": "streaming:budget=100000",
     "h2o": "h2o:budget={}",
-    "h2o, as published": "h2o:budget={},heavy=0.5,power=1,fade=0",
+    "h2o, as published": "h2o:budget={},heavy=0.5,power=1,fade=0,pay=weight,heads=own",
     "snapkv": "snapkv:budget={}",
-    "snapkv, as published": "snapkv:budget={},window=32,recent=0.125,kernel=5,power=1",
+    "snapkv, as published": "snapkv:budget={},window=32,recent=0.125,kernel=5,power=1,pay=weight,heads=own",
     "quest": "quest:budget={}",
     "streaming": "streaming:budget={}",
     "streaming, positions of the text": "streaming:budget={},positions=original",

@@ -21,8 +21,8 @@ from kvpool.engine.attention.technique import Seen, TokenSelector
 PEER = Peer("v-kvpress", "bench.peers.kvpress", (), "torch kvpress")
 SAME = {
     "streaming": "streaming:budget=0.25",
-    "snapkv": "snapkv:budget=0.25,window=32,recent=0.125,kernel=5,power=1",
-    "h2o": "h2o:budget=0.25,heavy=1.0,score=mean,power=1,fade=0",
+    "snapkv": "snapkv:budget=0.25,window=32,recent=0.125,kernel=5,power=1,pay=weight,heads=own",
+    "h2o": "h2o:budget=0.25,heavy=1.0,score=mean,power=1,fade=0,pay=weight,heads=own",
 }
 """Settings under which ours is the same choice: kvpress' nearest to H2O has no recent part and divides by age."""
 
@@ -64,7 +64,7 @@ def share(shown: Mapping[int, Shown], text: str, theirs: Mapping[int, Tensor]) -
     selector = make_technique(settings)
     assert isinstance(selector, TokenSelector)
     for layer, one in shown.items():
-        selector.update(layer, Seen(one.queries, one.keys, one.keys.shape[1], one.scale))
+        selector.update(layer, Seen(one.queries, one.keys, one.keys, one.keys.shape[1], one.scale))  # weights alone: values aren't read
     tokens = next(iter(shown.values())).keys.shape[1]
     selector.settle(tokens)
     equal: list[bool] = []

@@ -58,7 +58,7 @@ def _forward(
     else:
         out = full_attention(queries, keys, values, scaling)
         if session is not None:
-            session.observe(module.layer_idx, queries, keys, scaling)
+            session.observe(module.layer_idx, queries, keys, values, scaling)
     return out.transpose(0, 1)[None].contiguous(), None
 
 

@@ -32,5 +32,5 @@ class SessionReader:
             return self.session.attend(layer, queries, keys[0], values[0], scale)[None]
         if start + queries.shape[1] > self._prompt:
             raise LocalError(f"a pass from token {start} reaches over the end of a prompt of {self._prompt} tokens")
-        self.session.observe(layer, queries, keys[0], scale)
+        self.session.observe(layer, queries, keys[0], values[0], scale)
         return full_attention(queries, keys[0], values[0], scale)[None]

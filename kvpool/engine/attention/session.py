@@ -31,11 +31,11 @@ class AttentionSession:
         self.settled = False
         self.taint = Taint()
 
-    def observe(self, layer: int, queries: Tensor, keys: Tensor, scale: float) -> None:
-        """The prompt's newest n tokens attended to everything: `queries` ``[heads, n, dim]``, all `keys` ``[kv_heads, tokens, dim]``."""
+    def observe(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> None:
+        """The prompt's newest n tokens attended to everything: as `attend`, which is the engine's own then."""
         if self.settled:
             raise LocalError("the prompt is over; its passes can't be observed any more")
-        self._tell(layer, Seen(grouped(queries, len(keys)), keys, queries.shape[1], scale))
+        self._tell(layer, Seen(grouped(queries, len(keys)), keys, values, queries.shape[1], scale))
 
     def settle(self, prompt: int) -> None:
         """The prompt of `prompt` tokens is computed, as far as it was not loaded."""
@@ -50,13 +50,13 @@ class AttentionSession:
         past = keys.shape[1] - n
         rows = grouped(queries, len(keys))
         selection = self._choose(layer, rows, keys[:, :past])
-        if selection.ids is None or selection.ids.shape[1] == past:
-            read, out = keys, full_attention(queries, keys, values, scale)
+        if selection.ids is None or (selection.real is None and selection.ids.shape[1] == past):
+            read, out = (keys, values), full_attention(queries, keys, values, scale)
         else:
             self.taint = self.taint.since(past)
             read, out = self._partly(selection, rows, keys, values, n, scale)
             out = ungrouped(out, heads)
-        self._tell(layer, Seen(rows, read, n, scale))
+        self._tell(layer, Seen(rows, *read, n, scale))
         return out
 
     def _choose(self, layer: int, rows: Tensor, past: Tensor) -> Selection:
@@ -72,20 +72,24 @@ class AttentionSession:
         if isinstance(self._technique, TokenSelector):
             self._technique.update(layer, seen)
 
-    def _partly(self, selection: Selection, rows: Tensor, keys: Tensor, values: Tensor, n: int, scale: float) -> tuple[Tensor, Tensor]:
-        """The keys that are read, those of the new tokens last, and the attention of `rows`."""
+    def _partly(
+        self, selection: Selection, rows: Tensor, keys: Tensor, values: Tensor, n: int, scale: float
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """The keys and values that are read, those of the new tokens last, and the attention of `rows`."""
         past = keys.shape[1] - n
         assert selection.ids is not None
         at = selection.ids.to(keys.device)[:, :, None].expand(len(keys), -1, keys.shape[2])
         old, new = keys.gather(1, at), keys[:, past:]
+        old_values, new_values = values.gather(1, at), values[:, past:]
         if selection.by:
             first = moved(old[:, : selection.moved], selection.by, self._frequencies)
             old = torch.cat((first, old[:, selection.moved :]), dim=1)
         visible = None if n == 1 else causal(rows.shape[1], 0, n, keys.device)
-        parts = [attend(rows, old, values.gather(1, at), scale), attend(rows, new, values[:, past:], scale, visible)]
+        real = None if selection.real is None else selection.real[:, None].expand(-1, rows.shape[1], -1)
+        parts = [attend(rows, old, old_values, scale, real), attend(rows, new, new_values, scale, visible)]
         if selection.estimate is not None:
             parts.append(selection.estimate)
-        return torch.cat((old, new), dim=1), merge(parts).out
+        return (torch.cat((old, new), dim=1), torch.cat((old_values, new_values), dim=1)), merge(parts).out
 
 
 def full_attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

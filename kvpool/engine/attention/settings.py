@@ -11,6 +11,8 @@ from kvpool.errors import ConfigError
 
 Positions = Literal["cache", "original"]
 Score = Literal["sum", "mean"]
+Pay = Literal["output", "weight"]
+Heads = Literal["shared", "own"]
 MAX_POWER = 4
 """The weights' highest power: a higher one makes nothing of all but the largest."""
 
@@ -62,15 +64,18 @@ class StreamingSettings(_Budgeted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class H2OSettings(_Budgeted):
-    """The share `heavy` of the budget for heavy hitters, the rest for the most recent; their attention as a sum or a mean per query.
+    """The share `heavy` of the budget for heavy hitters, the rest for the most recent; what queries pay them as a sum or a mean per query.
 
-    Weights count by their `power`, and halve in `fade` tokens (0: never).
+    Queries `pay` the length of what the token adds to their output, or its weight, to the power of `power`; that halves in `fade` tokens
+    (0: never). `heads` share their budget or have each its own.
     """
 
     heavy: float = 0.625
     score: Score = "sum"
     power: int = 2
     fade: int = 100
+    pay: Pay = "output"
+    heads: Heads = "shared"
 
     def __post_init__(self) -> None:
         super(H2OSettings, self).__post_init__()
@@ -86,15 +91,17 @@ class H2OSettings(_Budgeted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapKVSettings(_Budgeted):
-    """The last `window` prompt tokens choose, by the `power` of their attention, averaged over `kernel` neighbours (an odd number).
+    """The last `window` prompt tokens choose, by what they `pay`, averaged over `kernel` neighbours (an odd number).
 
-    The share `recent` of the budget is for the most recent tokens, whatever they get.
+    The share `recent` of the budget is for the most recent tokens, whatever they get. `power`, `pay` and `heads` are as in `H2OSettings`.
     """
 
     window: int = 256
     kernel: int = 1
     power: int = 2
     recent: float = 0.25
+    pay: Pay = "output"
+    heads: Heads = "shared"
 
     def __post_init__(self) -> None:
         super(SnapKVSettings, self).__post_init__()

@@ -6,7 +6,7 @@ to it; what it saves is reading. Both serve one sequence, layer by layer, hold t
 While a prompt is computed neither is asked anything: that pass attends to everything, as ever, so the prompt's KV is pure, and
 the technique is only told of it. `settle` ends the prompt and fixes the budget.
 
-Token ids count from 0 in the sequence. A list is int64 ``[kv_heads, kept]`` (or ``[1, kept]`` for all heads), ascending. Rows of
+Token ids count from 0 in the sequence. A list is int64 ``[kv_heads, kept]`` (or ``[1, kept]`` for all heads). Rows of
 queries are as in `partial`.
 """
 
@@ -34,11 +34,13 @@ class Traits:
 class Selection(NamedTuple):
     """Earlier tokens to read: `ids` ``[kv_heads, kept]``, or None for all of them.
 
+    Heads that keep fewer than others are filled up with any ids: `real`, like `ids`, says which count; None: all do.
     The first `moved` of them are read as if they stood `by` positions later. `estimate` stands for tokens that are not read: the
     attention that each row of the queries would pay them.
     """
 
     ids: Tensor | None
+    real: Tensor | None = None
     moved: int = 0
     by: int = 0
     estimate: Partial | None = None
@@ -50,12 +52,13 @@ EVERYTHING = Selection(ids=None)
 class Seen(NamedTuple):
     """One layer's pass over the newest `new` tokens (n).
 
-    `queries` ``[kv_heads, group * n, dim]`` are theirs. `keys` ``[kv_heads, read + n, dim]`` is what was read: the tokens of the
-    selection (of the prompt's passes: all before), and then the new ones.
+    `queries` ``[kv_heads, group * n, dim]`` are theirs. `keys` and `values` ``[kv_heads, read + n, dim]`` are what was read: the tokens
+    of the selection (of the prompt's passes: all before), and then the new ones.
     """
 
     queries: Tensor
     keys: Tensor
+    values: Tensor
     new: int
     scale: float
 

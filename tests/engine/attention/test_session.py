@@ -30,9 +30,9 @@ Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def session_of(technique: Technique, qkv: Qkv) -> AttentionSession:
     """A session that was shown the prompt."""
-    queries, keys, _ = qkv
+    queries, keys, values = qkv
     session = AttentionSession(technique, frequencies=FREQUENCIES)
-    session.observe(0, queries[:, :PROMPT], keys[:, :PROMPT], SCALE)
+    session.observe(0, queries[:, :PROMPT], keys[:, :PROMPT], values[:, :PROMPT], SCALE)
     session.settle(PROMPT)
     return session
 
@@ -156,7 +156,7 @@ def test_prompt_and_answer_are_not_mixed_up(qkv: Qkv) -> None:
         session.attend(0, queries, keys, values, SCALE)
     session.settle(PROMPT)
     with pytest.raises(LocalError, match="over"):
-        session.observe(0, queries, keys, SCALE)
+        session.observe(0, queries, keys, values, SCALE)
 
 
 @pytest.mark.parametrize("n", [1, 7, 46])
