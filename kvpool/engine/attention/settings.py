@@ -96,7 +96,7 @@ class SnapKVSettings(_Budgeted):
     The share `recent` of the budget is for the most recent tokens, whatever they get. `power`, `pay` and `heads` are as in `H2OSettings`.
     """
 
-    window: int = 256
+    window: int = 128
     kernel: int = 1
     power: int = 2
     recent: float = 0.25
