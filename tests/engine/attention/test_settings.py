@@ -61,6 +61,8 @@ def test_settings_print_as_what_parses_to_them(name: str) -> None:
         ("h2o:fade=-1", "fade can't be negative"),
         ("snapkv:power=5", "power is 1 to 4"),
         ("snapkv:recent=-0.1", "recent is a share"),
+        ("snapkv:pay=gold", "pay is one of output, weight"),
+        ("h2o:heads=all", "heads is one of shared, own"),
         ("h2o:score=max", "one of sum, mean"),
         ("streaming:sinks=-1", "negative"),
         ("streaming:positions=there", "one of cache, original"),
