@@ -45,7 +45,7 @@ from kvpool.wire.events_server import add_events
 from kvpool.wire.fence import NodeIdentity
 from kvpool.wire.gen.events_pb2 import EventBatch
 from router.feeds.members import IndexFeed, MemberFeeds
-from router.feeds.vllm_state import VllmBlocks, VllmCounts
+from router.feeds.vllm_state import VllmBlocks, VllmCounts, unknown_adapter
 from router.feeds.vllm_wire import read_batch
 from router.testing.cluster import ScriptedCluster
 from router.testing.vllm import stored
@@ -148,7 +148,7 @@ def stream_rates() -> dict[str, float]:
         assert feed.complete
     prompts = [_rng.integers(0, 128_000, 2048).tolist() for _ in range(200)]
     payloads = [msgspec.msgpack.encode([1.0, [stored(tokens, BLOCK_TOKENS)], 0]) for tokens in prompts]
-    blocks = VllmBlocks(PrefixIndex(), NODE, ROOT, BLOCK_TOKENS, {}, VllmCounts())
+    blocks = VllmBlocks(PrefixIndex(), NODE, ROOT, BLOCK_TOKENS, unknown_adapter, VllmCounts())
     rates["vllm_events_per_s"] = rate(200 * 128, partial(hear, blocks), payloads)
     assert len(blocks) == 200 * 128
     return rates
