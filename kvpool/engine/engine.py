@@ -65,6 +65,8 @@ class Engine:
     """Serves prefills and decodes of one model. Lives on one event loop; close it."""
 
     def __init__(self, model: Model, store: BlockStore, settings: EngineSettings) -> None:
+        check_attention(settings.attention, model.frequencies)
+        self._attention = settings.attention
         self._model = model
         self.context_tokens = min(model.context_tokens, settings.kv_bytes // model.geometry.bytes_per_token)
         self.events = WorkerEvents()
@@ -73,7 +75,6 @@ class Engine:
         manager = _manager(model, settings, self.context_tokens, self.events, lambda: _share(self._rate, loads))
         self.events.presses(lambda: manager.pressure)
         self._kv = make_store(model.geometry, manager.capacity, model.device, settings.layout)
-        self._compute = ComputeThread(settings.threads)
         self._scheduler = Scheduler(
             manager,
             max_active=settings.max_active,
@@ -81,6 +82,7 @@ class Engine:
             chunk_tokens=settings.chunk_tokens,
             target_ns=round(settings.tpot_target_ms * MS),
         )
+        self._compute = ComputeThread(settings.threads)  # last: nobody closes it if something above is refused
         self._driver = Driver(Machine(model, self._kv, self._compute, self._rate, settings.steady), self._scheduler)
         memory = Memory(self._kv, manager, self._driver.wake)
         sharing = Sharing(manager, self._driver.wake)
@@ -88,8 +90,6 @@ class Engine:
             model=model, store=store, memory=memory, sharing=sharing, rate=self._rate, loads=loads, root=model.namespace.root()
         )
         self._scopes = Scopes(self._parts)
-        self._attention = settings.attention
-        check_attention(settings.attention, model.frequencies)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
         self._finished = self._failed = 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -277,9 +278,11 @@ async def test_sinks_are_not_moved_in_a_model_whose_keys_turn_otherwise(engine_o
         with pytest.raises(ConfigError, match="positions=original"):
             await answer(engine, prompts(40), "streaming")
         assert len(await answer(engine, prompts(40), "streaming:positions=original")) == COUNT
+    threads = threading.active_count()
     with pytest.raises(ConfigError, match="positions=original"):
         async with engine_of(NullStore(), model=other, attention=parse_attention("streaming")):
             pass
+    assert threading.active_count() == threads  # or the worker's process would never end
 
 
 class Recorder:
