@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import zmq
 
 from kvpool.testing.killing_relay import KillingRelay
 from kvpool.testing.node_process import NodeProcess, poll
+from kvpool.testing.redis_servers import free_port
 from kvpool.testing.stock_process import VllmServer
+from router.feeds.vllm_wire import BlocksStored, read_batch
 
 HITS = "vllm:external_prefix_cache_hits"
 SAVED = "vllm:kvpool_save_blocks"
@@ -44,15 +47,39 @@ def count(server: VllmServer, name: str) -> float:
     return server.counters().get(name, 0.0)
 
 
+def hear_events() -> tuple[str, str]:
+    """Where an engine will publish its KV events, and the flag that makes it do so."""
+    port = free_port()
+    return f"tcp://127.0.0.1:{port}", json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"})
+
+
+def heard(ear: "zmq.Socket[bytes]", blocks: int) -> tuple[list[bytes], list[bytes]]:
+    """The hashes of the first blocks that are told of: in the engine's own memory, and in storage."""
+    told: dict[bool, list[bytes]] = {False: [], True: []}
+    until = time.monotonic() + 30
+    while min(map(len, told.values())) < blocks:
+        assert ear.poll(max(0, int((until - time.monotonic()) * 1000))), f"only {told} was told of within 30 s"
+        for event in read_batch(ear.recv_multipart()[-1]).events:
+            if isinstance(event, BlocksStored):
+                told[event.medium == "STORAGE"] += event.hashes
+    return told[False], told[True]
+
+
 @pytest.mark.timeout(900)
 def test_cold_server_takes_the_prompt_from_the_pool(vllm_server: Callable[..., VllmServer], pool_node: Callable[..., NodeProcess]) -> None:
     """At least 85 % of 1,000 tokens, by vLLM's own counter; the same tokens and first logprob; also when the pool was away and is back."""
-    node = pool_node("--capacity", "512MiB")
-    first = vllm_server(transfer=transfer(node.address), core=0)
+    node, (endpoint, events) = pool_node("--capacity", "512MiB"), hear_events()
+    first = vllm_server(transfer=transfer(node.address), core=0, flags=["--kv-events-config", events])
     other = vllm_server(transfer=transfer(node.address), core=1)
     prompt = prompt_of(1)
-    computed = answer(first, prompt)
-    poll(lambda: count(first, SAVED) >= 7, "the first server saves its blocks")
+    with zmq.Context() as context, context.socket(zmq.SUB) as ear:
+        ear.connect(endpoint)
+        ear.subscribe("")
+        time.sleep(0.5)  # a subscription takes a moment; what was published before is not sent again
+        computed = answer(first, prompt)
+        poll(lambda: count(first, SAVED) >= 7, "the first server saves its blocks")
+        in_engine, in_pool = heard(ear, 7)
+    assert in_pool == in_engine, "the pool's events name the blocks as the engine's own do"
     taken = answer(other, prompt)
     assert count(other, HITS) >= 850
     assert taken[0] == computed[0]
