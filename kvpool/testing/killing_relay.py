@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+from kvpool.transport.tcp.stream import shut
+
 
 class KillingRelay:
     """Passes connections on to host:port `target`; `arm` says after how many more bytes `kill` is called. A context manager."""
@@ -28,6 +30,7 @@ class KillingRelay:
 
     def close(self) -> None:
         """Take no more connections."""
+        shut(self._server)  # wakes `accept`, which a close alone leaves waiting, and the port open
         self._server.close()
 
     def __enter__(self) -> Self:
@@ -58,8 +61,7 @@ class KillingRelay:
                     break
                 sink.sendall(data)
         for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            shut(end)
             end.close()
 
     def _spent(self, nbytes: int) -> bool:

@@ -21,12 +21,17 @@ def give_up(kept: Kept) -> int:
     return block
 
 
+def filled() -> Kept:
+    """Twenty blocks of each kind by turns: even ones are in the pool too, and a load costs a tenth of computing."""
+    kept = Kept(lambda: 0.1)
+    for block in range(40):
+        kept.put(block, pooled=block % 2 == 0)
+    return kept
+
+
 def test_block_that_only_this_worker_has_is_kept_when_both_kinds_come_back() -> None:
     """All that leaves is asked for again: loading costs a tenth, so nearly all that goes is what the pool has."""
-    kept, went = Kept(lambda: 0.1), [0, 0]
-    for block in range(0, 40, 2):
-        kept.put(block, pooled=True)
-        kept.put(block + 1, pooled=False)
+    kept, went = filled(), [0, 0]
     for _ in range(400):
         block = give_up(kept)
         went[block % 2] += 1
@@ -37,10 +42,7 @@ def test_block_that_only_this_worker_has_is_kept_when_both_kinds_come_back() -> 
 
 def test_kind_that_nobody_asks_for_goes_first_though_it_costs_more() -> None:
     """What counts is cost times demand."""
-    kept, went = Kept(lambda: 0.1), [0, 0]
-    for block in range(0, 40, 2):
-        kept.put(block, pooled=True)
-        kept.put(block + 1, pooled=False)
+    kept, went = filled(), [0, 0]
     for number in range(400):
         block = give_up(kept)
         went[block % 2] += 1

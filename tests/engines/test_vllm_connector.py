@@ -11,8 +11,7 @@ import zmq
 
 from kvpool.testing.killing_relay import KillingRelay
 from kvpool.testing.node_process import NodeProcess, poll
-from kvpool.testing.redis_servers import free_port
-from kvpool.testing.stock_process import VllmServer
+from kvpool.testing.stock_process import VllmServer, free_ports
 from router.feeds.vllm_wire import BlocksStored, read_batch
 
 HITS = "vllm:external_prefix_cache_hits"
@@ -49,7 +48,7 @@ def count(server: VllmServer, name: str) -> float:
 
 def hear_events() -> tuple[str, str]:
     """Where an engine will publish its KV events, and the flag that makes it do so."""
-    port = free_port()
+    (port,) = free_ports(1)
     return f"tcp://127.0.0.1:{port}", json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"})
 
 

@@ -1,6 +1,6 @@
 """The tests of the board machine: defects of the core made on purpose, each of which it must notice."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,15 +8,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvpool.block import BlockKey
-from kvpool.pool.allocator import Allocator
 from kvpool.pool.blocks import Blocks
 from kvpool.pool.fences import Fences
 from kvpool.pool.leases import Lease
 from kvpool.pool.resident import Resident
-from kvpool.pool.slabs import Slab, Slabs
+from kvpool.pool.slabs import Slabs
 from kvpool.pool.steps import Steps
 from kvpool.pool.values import Move
 from kvpool.testing.board_twin import BoardTwin
+from kvpool.testing.sim.mutants import carved_bytes_lost
 from tests.pool.test_board_machine import BoardMachine
 
 Patch = tuple[Any, str, Any]
@@ -94,23 +94,6 @@ def _held_for_ever() -> Sequence[Patch]:
     return [(Blocks, "drain_lingering", lambda self, most: None)]
 
 
-def _carved_bytes_lost() -> Sequence[Patch]:
-    cut, free = Slabs.cut, Allocator.free_all
-    loose: set[int] = set()
-
-    def cutting(self: Slabs, slab: Slab, sizes: Sequence[int]) -> list[int]:
-        offsets = cut(self, slab, sizes)
-        loose.update(offsets)
-        return offsets
-
-    def kept(self: Allocator, offsets: Collection[int]) -> int:
-        others = [offset for offset in offsets if offset not in loose]
-        loose.difference_update(offsets)
-        return free(self, others)
-
-    return [(Slabs, "cut", cutting), (Allocator, "free_all", kept)]
-
-
 def _slab_movable() -> Sequence[Patch]:
     return [(Slabs, "extents", lambda self: {})]
 
@@ -146,7 +129,7 @@ def _touch_counts_misses() -> Sequence[Patch]:
 
 MUTANTS = (
     _holds_ignored, _late_holds_ignored, _published_before_moved, _moved_while_announced, _published_anew_after_a_plan_was_dropped,
-    _never_withdrawn, _doomed_with_its_last_lease, _held_for_ever, _carved_bytes_lost, _slab_movable, _no_fence, _slab_not_fenced,
+    _never_withdrawn, _doomed_with_its_last_lease, _held_for_ever, carved_bytes_lost, _slab_movable, _no_fence, _slab_not_fenced,
     _released_is_fenced, _touch_counts_misses,
 )  # fmt: skip
 

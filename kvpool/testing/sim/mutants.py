@@ -299,7 +299,8 @@ def _silent(self: LocalJudge, board: BoardTwin) -> None:
     """Doesn't compare the board with the index, so that only its readers can notice."""
 
 
-def _carved_bytes_lost() -> Sequence[Patch]:
+def carved_bytes_lost() -> Sequence[Patch]:
+    """Blocks that were cut off a slab are never free again."""
     cut, free = Slabs.cut, Allocator.free_all
     loose: set[int] = set()
 
@@ -360,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="carved bytes lost",
         what="what a slab couldn't use is lost to the pool",
         seeds=10,
-        patches=_carved_bytes_lost,
+        patches=carved_bytes_lost,
     ),
     Mutant(name="bytes not fenced", what="the bytes of a lease that ran out go to others at once", seeds=10, patches=_no_fence_of_bytes),
     *DISK_MUTANTS,
